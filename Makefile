@@ -1,0 +1,49 @@
+# nibble: the common jobs. CMake does the building; this file names the jobs and installs what is missing.
+BUILD ?= build
+JOBS ?= $(shell nproc)
+# clang makes the faster kernels here; CC=gcc works too.
+ifeq ($(origin CC),default)
+CC := clang
+endif
+CMAKE = CC=$(CC) cmake -G Ninja
+
+.PHONY: all packages demo test bench install format lint asan tsan fuzz clean
+all: $(BUILD)/build.ninja
+	ninja -C $(BUILD) -j $(JOBS)
+
+$(BUILD)/build.ninja: | packages
+	$(CMAKE) -B $(BUILD) -DCMAKE_BUILD_TYPE=RelWithDebInfo
+
+packages: ## Install the Debian packages that are missing
+	@scripts/install-packages
+
+demo: all ## Build, then answer a prompt with the small model that comes with the source
+	$(BUILD)/nibble run models/tiny-gpt-oss --reasoning low --prompt "Anna has 38 apples and buys 27 more. How many apples does she have?"
+
+test: all ## Build and run every test
+	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+bench: all ## Measure: read bandwidth, MoE layer, decode
+	bench/run $(BUILD)/nibble
+
+install: all
+	cmake --install $(BUILD)
+
+asan: | packages ## All tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(CMAKE) -B build-asan -DNIB_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	ninja -C build-asan -j $(JOBS)
+	ctest --test-dir build-asan --output-on-failure -j $(JOBS)
+
+fuzz: | packages ## Build the libFuzzer targets into build-fuzz/tests/
+	CC=clang cmake -G Ninja -B build-fuzz -DNIB_FUZZ=ON -DNIB_SANITIZE=address,undefined
+	ninja -C build-fuzz -j $(JOBS)
+
+format:
+	git ls-files '*.c' '*.h' | xargs clang-format -i
+
+lint: all
+	git ls-files '*.c' '*.h' | xargs clang-format --dry-run -Werror
+	run-clang-tidy -quiet -p $(BUILD) -j $(JOBS) 'src/.*\.c$$'
+
+clean:
+	rm -rf build build-*
