@@ -105,7 +105,8 @@ static double squared_error(const float *values, int exponent)
 {
     double sum = 0;
     for (int i = 0; i < NIB_MX_BLOCK; i++) {
-        double coded = ldexp((double)nib_e2m1_to_f32(nib_e2m1_from_f32(scaled_down(values[i], exponent))), exponent);
+        double coded =
+            ldexp((double)nib_e2m1_to_f32(nib_e2m1_from_f32(scaled_down(values[i], exponent))), exponent);
         double error = coded - (double)values[i];
         sum += error * error;
     }

@@ -1,0 +1,198 @@
+// The one seam between models and devices: what a device can do, as one table of functions over device buffers.
+//
+// Models call the table and never ask which device it is. ref_ops() gives every operation its meaning in plain fp32;
+// every other device agrees with it within stated bounds. Three rules make the seam hold for a GPU and for several ranks:
+// a weight is bound once and is opaque from then on; a step is described once (begin) and the operations enqueue on that
+// description in order, reading nothing on the host that changes between steps; all_reduce is an operation.
+//
+// Operations return nothing: a device remembers its first failure and reports it from `end`.
+#ifndef NIB_OPS_OPS_H
+#define NIB_OPS_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "nibble/moe.h"
+#include "nibble/mx.h"
+#include "nibble/status.h"
+
+struct nib_device; // one opened device: its threads or streams, its scratch
+
+struct nib_device_options {
+    int threads;           // CPU threads, >= 1
+    int32_t max_tokens;    // tokens in one step at most
+    int32_t max_sequences; // sequences in one step at most
+};
+
+// A dense matrix or vector as it lies in the checkpoint (a vector has rows = 1).
+struct nib_weight_view {
+    const void *data;     /* [rows, cols] */
+    enum nib_dtype dtype; // NIB_BF16, NIB_F32 or NIB_F16
+    int64_t rows, cols;
+    const char *name; // for messages; lives as long as the checkpoint
+};
+
+// The same, bound to a device. `data` is null when the weight is absent (an optional bias).
+struct nib_weight {
+    const void *data;
+    enum nib_dtype dtype;
+    int64_t rows, cols;
+};
+
+// Activations on a device: [rows, width], row-major, element type of the device's choosing (fp32 on ref and cpu).
+struct nib_buffer {
+    void *data;
+    int64_t rows, width;
+};
+
+// Experts chosen for each token of a step.
+struct nib_routes {
+    int32_t *expert_ids; /* [max_tokens, top_k] */
+    float *weights;      /* [max_tokens, top_k] */
+    int64_t top_k;
+};
+
+// Rows that a layer remembers, in pages of `page_tokens` tokens. Caches of one group share their page tables.
+struct nib_cache {
+    void *data; /* [pages, page_tokens, width], element type of the device's choosing */
+    int64_t width;
+    int32_t group;
+};
+
+// One step: a flat batch of T tokens, the tokens of a sequence being consecutive rows with consecutive positions.
+// Everything is owned by the engine and stays valid until `end`.
+struct nib_step {
+    int32_t n_tokens;           // T
+    int32_t n_sequences;        // S
+    int32_t n_outputs;          // R
+    int32_t page_tokens;        // tokens a page, a power of two
+    int32_t n_groups;           // cache groups
+    int32_t table_width;        // pages in one row of a page table
+    const int32_t *tokens;      /* [T] token ids */
+    const int32_t *positions;   /* [T] */
+    const int32_t *sequence_of; /* [T] in [0, S) */
+    const int32_t *first_row;   /* [S + 1] rows of sequence s are first_row[s] .. first_row[s+1] - 1 */
+    const int32_t
+        *page_tables; /* [n_groups, S, table_width] page of tokens p*page_tokens…, -1 where freed or unused */
+    const int32_t *output_rows; /* [R] rows whose logits are wanted, ascending */
+};
+
+// One product of a `linear` call.
+struct nib_projection {
+    struct nib_buffer y;             /* [rows, weight rows] */
+    const struct nib_weight *weight; /* [out, in] */
+    const struct nib_weight *bias;   /* [out] or data = NULL */
+    bool exact;                      // inputs stay fp32 (routers: a rounded input would choose other experts)
+};
+
+// Rotary positions: element pairs (i, i + d/2), or (2i, 2i + 1) when interleaved, of the first `dims` of each head.
+struct nib_rope {
+    const float *inv_freq; /* [dims / 2], owned by the model */
+    int64_t dims;
+    float scale; // cos and sin are multiplied by it
+    bool interleaved;
+};
+
+struct nib_attend {
+    int64_t n_heads, n_kv_heads; // query heads h share kv head h / (n_heads / n_kv_heads)
+    int64_t head_dim, v_dim;
+    int64_t window; // a query at position p sees keys at p - window + 1 … p; 0: all up to p
+    float scale;    // of the logits
+    const struct nib_weight
+        *sinks; /* [n_heads] an extra logit per head that takes probability and adds no value; or NULL */
+};
+
+enum nib_router_kind {
+    NIB_ROUTER_TOPK_SOFTMAX, // the top_k largest logits, softmax over those (gpt-oss)
+};
+
+struct nib_router {
+    enum nib_router_kind kind;
+    int64_t n_experts, top_k;
+};
+
+struct nib_moe; // a bound MoE layer
+
+// What the device needs to know to state its scratch before anything is allocated.
+struct nib_scratch_query {
+    int64_t max_width; // the widest input of a linear
+    int64_t n_experts, top_k, hidden, intermediate;
+    int64_t n_heads, head_dim;
+};
+
+struct nib_ops {
+    const char *name;
+    size_t cache_element_bytes; // of nib_cache.data
+    size_t buffer_element_bytes;
+
+    nib_status (*open)(const struct nib_device_options *options, struct nib_device **device,
+                       struct nib_error *err);
+    void (*close)(struct nib_device *device);
+    size_t (*scratch_bytes)(const struct nib_device_options *options, const struct nib_scratch_query *query);
+
+    // Binding: once, at load. The view's bytes must outlive the device.
+    nib_status (*bind)(struct nib_device *device, const struct nib_weight_view *view, struct nib_weight *weight,
+                       struct nib_error *err);
+    nib_status (*bind_moe)(struct nib_device *device, const struct nib_moe_weights *weights,
+                           const struct nib_moe_config *config, int64_t top_k, struct nib_moe **moe,
+                           struct nib_error *err);
+    void (*free_moe)(struct nib_device *device, struct nib_moe *moe);
+    // The kernel that a bound MoE layer, or a linear of this weight, will run, and why (static or as old as the device).
+    const char *(*moe_kernel)(const struct nib_moe *moe, const char **reason);
+    const char *(*linear_kernel)(const struct nib_device *device, const struct nib_weight *weight,
+                                 const char **reason);
+
+    nib_status (*alloc_buffer)(struct nib_device *device, int64_t rows, int64_t width, struct nib_buffer *buffer,
+                               struct nib_error *err);
+    void (*free_buffer)(struct nib_device *device, struct nib_buffer *buffer);
+    nib_status (*alloc_routes)(struct nib_device *device, int64_t rows, int64_t top_k, struct nib_routes *routes,
+                               struct nib_error *err);
+    void (*free_routes)(struct nib_device *device, struct nib_routes *routes);
+    // Pages are not touched until rows are appended, so a large pool costs only what is used.
+    nib_status (*alloc_cache)(struct nib_device *device, int64_t pages, int64_t page_tokens, int64_t width,
+                              int32_t group, struct nib_cache *cache, struct nib_error *err);
+    void (*free_cache)(struct nib_device *device, struct nib_cache *cache);
+
+    // A step. Between begin and end the operations below run in the order they are called.
+    void (*begin)(struct nib_device *device, const struct nib_step *step);
+    nib_status (*end)(struct nib_device *device, struct nib_error *err);
+
+    // y[t] = table[tokens[t]]
+    void (*embed)(struct nib_device *device, struct nib_buffer y, const struct nib_weight *table);
+    // y = x / sqrt(mean(x^2) + eps) * weight, over `rows` rows; y may be x
+    void (*rms_norm)(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
+                     const struct nib_weight *weight, float eps);
+    // y_i = x * weight_i^T + bias_i for each projection of one input
+    void (*linear)(struct nib_device *device, int64_t rows, struct nib_buffer x,
+                   const struct nib_projection *projections, int n_projections);
+    // rotates the heads of x in place at the step's positions; x is [T, n_heads * head_dim]
+    void (*rope)(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
+                 const struct nib_rope *rope);
+    // writes the step's T rows of x into their pages
+    void (*append)(struct nib_device *device, struct nib_cache cache, struct nib_buffer x);
+    // y[t, h] = softmax(q[t, h] * K^T * scale with the sink) * V over the sequence's cached rows that t may see
+    void (*attend)(struct nib_device *device, struct nib_buffer y, struct nib_buffer q, struct nib_cache keys,
+                   struct nib_cache values, const struct nib_attend *attend);
+    void (*route)(struct nib_device *device, struct nib_routes routes, struct nib_buffer logits,
+                  const struct nib_router *router);
+    // y = the MoE layer of x (see nibble/moe.h)
+    void (*moe)(struct nib_device *device, struct nib_buffer y, struct nib_buffer x, struct nib_routes routes,
+                const struct nib_moe *moe);
+    // x += y, the step's T rows
+    void (*add)(struct nib_device *device, struct nib_buffer x, struct nib_buffer y);
+    // y[r] = x[output_rows[r]]
+    void (*gather)(struct nib_device *device, struct nib_buffer y, struct nib_buffer x);
+    // sums x over the ranks; nothing to do on one
+    void (*all_reduce)(struct nib_device *device, int64_t rows, struct nib_buffer x);
+    // waits for the step's operations and copies `rows` rows to the host as fp32
+    void (*read)(struct nib_device *device, int64_t rows, struct nib_buffer x, float *host /* [rows, width] */);
+};
+
+const struct nib_ops *nib_ref_ops(void);
+const struct nib_ops *nib_cpu_ops(void);
+
+// By name ("ref", "cpu"); NULL when this build has no such device.
+const struct nib_ops *nib_find_ops(const char *name);
+
+#endif
