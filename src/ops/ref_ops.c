@@ -1,0 +1,250 @@
+// The meaning of every operation, in plain fp32 C. Clarity first: the only concession to speed is that sums run in 16
+// lanes (in one fixed order) and rows are shared among threads.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "ops/ref_device.h"
+
+static float *row_of(struct nib_buffer buffer, int64_t row)
+{
+    return (float *)buffer.data + row * buffer.width;
+}
+
+static float element(const struct nib_weight *weight, int64_t index)
+{
+    switch (weight->dtype) {
+    case NIB_F32:
+        return ((const float *)weight->data)[index];
+    case NIB_F16:
+        return nib_f16_to_f32(((const uint16_t *)weight->data)[index]);
+    default:
+        return nib_bf16_to_f32(((const uint16_t *)weight->data)[index]);
+    }
+}
+
+static float dot(const float *a, const float *b, int64_t n)
+{
+    float lanes[16] = {0};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int lane = 0; lane < 16; lane++)
+            lanes[lane] += a[i + lane] * b[i + lane];
+    for (; i < n; i++)
+        lanes[i & 15] += a[i] * b[i];
+    float sum = 0;
+    for (int lane = 0; lane < 16; lane++)
+        sum += lanes[lane];
+    return sum;
+}
+
+void ref_embed(struct nib_device *device, struct nib_buffer y, const struct nib_weight *table)
+{
+    const struct nib_step *step = device->step;
+    for (int64_t t = 0; t < step->n_tokens; t++)
+        for (int64_t i = 0; i < y.width; i++)
+            row_of(y, t)[i] = element(table, (int64_t)step->tokens[t] * table->cols + i);
+}
+
+void ref_rms_norm(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
+                  const struct nib_weight *weight, float eps)
+{
+    (void)device;
+    for (int64_t r = 0; r < rows; r++) {
+        const float *in = row_of(x, r);
+        float *out = row_of(y, r);
+        float inverse = 1.0f / sqrtf(dot(in, in, x.width) / (float)x.width + eps);
+        for (int64_t i = 0; i < x.width; i++)
+            out[i] = in[i] * inverse * element(weight, i);
+    }
+}
+
+// One output row of the weight, widened once and multiplied with every input row.
+static void linear_row(int64_t rows, struct nib_buffer x, const struct nib_projection *p, int64_t out, float *wide)
+{
+    for (int64_t i = 0; i < p->weight->cols; i++)
+        wide[i] = element(p->weight, out * p->weight->cols + i);
+    float bias = p->bias && p->bias->data ? element(p->bias, out) : 0.0f;
+    for (int64_t r = 0; r < rows; r++)
+        row_of(p->y, r)[out] = dot(row_of(x, r), wide, p->weight->cols) + bias;
+}
+
+void ref_linear(struct nib_device *device, int64_t rows, struct nib_buffer x,
+                const struct nib_projection *projections, int n_projections)
+{
+    bool failed = false;
+#pragma omp parallel num_threads(device->options.threads)
+    {
+        float *wide = malloc((size_t)x.width * sizeof *wide);
+        if (!wide) {
+#pragma omp atomic write
+            failed = true;
+        }
+        for (int i = 0; i < n_projections; i++) {
+#pragma omp for schedule(static) nowait
+            for (int64_t out = 0; out < projections[i].weight->rows; out++)
+                if (wide)
+                    linear_row(rows, x, &projections[i], out, wide);
+        }
+        free(wide);
+    }
+    if (failed && !device->error.status)
+        nib_fail_memory(&device->error, (unsigned long long)x.width * sizeof(float), "a row of a linear");
+}
+
+void ref_rope(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
+              const struct nib_rope *rope)
+{
+    const struct nib_step *step = device->step;
+    int64_t half = rope->dims / 2;
+#pragma omp parallel for num_threads(device->options.threads)
+    for (int64_t t = 0; t < step->n_tokens; t++)
+        for (int64_t i = 0; i < half; i++) {
+            float angle = (float)step->positions[t] * rope->inv_freq[i];
+            float c = cosf(angle) * rope->scale, s = sinf(angle) * rope->scale;
+            for (int64_t h = 0; h < n_heads; h++) {
+                float *head = row_of(x, t) + h * head_dim;
+                float *a = rope->interleaved ? head + 2 * i : head + i;
+                float *b = rope->interleaved ? a + 1 : a + half;
+                float first = *a, second = *b;
+                *a = first * c - second * s;
+                *b = second * c + first * s;
+            }
+        }
+}
+
+// The cached row of a sequence's position, or NULL when its page has been freed.
+static float *cached_row(const struct nib_step *step, struct nib_cache cache, int32_t sequence, int64_t position)
+{
+    const int32_t *table =
+        step->page_tables + ((int64_t)cache.group * step->n_sequences + sequence) * step->table_width;
+    int64_t page = table[position / step->page_tokens];
+    if (page < 0)
+        return NULL;
+    return (float *)cache.data + (page * step->page_tokens + position % step->page_tokens) * cache.width;
+}
+
+void ref_append(struct nib_device *device, struct nib_cache cache, struct nib_buffer x)
+{
+    const struct nib_step *step = device->step;
+    for (int64_t t = 0; t < step->n_tokens; t++)
+        memcpy(cached_row(step, cache, step->sequence_of[t], step->positions[t]), row_of(x, t),
+               (size_t)cache.width * sizeof(float));
+}
+
+// softmax over `scores` in place; `sink` is one more logit whose probability is dropped (-INFINITY for none).
+static void softmax(float *scores, int64_t n, float sink)
+{
+    float largest = sink, sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        largest = fmaxf(largest, scores[i]);
+    for (int64_t i = 0; i < n; i++)
+        sum += scores[i] = expf(scores[i] - largest);
+    sum += expf(sink - largest);
+    for (int64_t i = 0; i < n; i++)
+        scores[i] /= sum;
+}
+
+static void attend_head(const struct nib_step *step, int64_t t, int64_t head, float *out, const float *q,
+                        struct nib_cache keys, struct nib_cache values, const struct nib_attend *attend,
+                        float *scores)
+{
+    int64_t position = step->positions[t], kv_head = head / (attend->n_heads / attend->n_kv_heads);
+    int64_t first = attend->window && position >= attend->window ? position - attend->window + 1 : 0;
+    int64_t n = position - first + 1;
+    for (int64_t i = 0; i < n; i++) {
+        const float *key = cached_row(step, keys, step->sequence_of[t], first + i) + kv_head * attend->head_dim;
+        scores[i] = dot(q, key, attend->head_dim) * attend->scale;
+    }
+    softmax(scores, n, attend->sinks ? element(attend->sinks, head) : -INFINITY);
+    memset(out, 0, (size_t)attend->v_dim * sizeof *out);
+    for (int64_t i = 0; i < n; i++) {
+        const float *value = cached_row(step, values, step->sequence_of[t], first + i) + kv_head * attend->v_dim;
+        for (int64_t d = 0; d < attend->v_dim; d++)
+            out[d] += scores[i] * value[d];
+    }
+}
+
+void ref_attend(struct nib_device *device, struct nib_buffer y, struct nib_buffer q, struct nib_cache keys,
+                struct nib_cache values, const struct nib_attend *attend)
+{
+    const struct nib_step *step = device->step;
+    int64_t longest = 0;
+    for (int64_t t = 0; t < step->n_tokens; t++)
+        longest = step->positions[t] >= longest ? step->positions[t] + 1 : longest;
+    bool failed = false;
+#pragma omp parallel num_threads(device->options.threads)
+    {
+        float *scores = malloc((size_t)longest * sizeof *scores);
+        if (!scores) {
+#pragma omp atomic write
+            failed = true;
+        }
+#pragma omp for collapse(2) schedule(dynamic, 8)
+        for (int64_t t = 0; t < step->n_tokens; t++)
+            for (int64_t h = 0; h < attend->n_heads; h++)
+                if (scores)
+                    attend_head(step, t, h, row_of(y, t) + h * attend->v_dim, row_of(q, t) + h * attend->head_dim,
+                                keys, values, attend, scores);
+        free(scores);
+    }
+    if (failed && !device->error.status)
+        nib_fail_memory(&device->error, (unsigned long long)longest * sizeof(float), "attention scores");
+}
+
+void ref_route(struct nib_device *device, struct nib_routes routes, struct nib_buffer logits,
+               const struct nib_router *router)
+{
+    for (int64_t t = 0; t < device->step->n_tokens; t++) {
+        const float *row = row_of(logits, t);
+        int32_t *ids = routes.expert_ids + t * routes.top_k;
+        float *weights = routes.weights + t * routes.top_k;
+        for (int64_t j = 0; j < router->top_k; j++) {
+            int32_t best = -1;
+            for (int32_t e = 0; e < router->n_experts; e++) {
+                bool taken = false;
+                for (int64_t i = 0; i < j; i++)
+                    taken |= ids[i] == e;
+                if (!taken && (best < 0 || row[e] > row[best])) // ties go to the lower index
+                    best = e;
+            }
+            ids[j] = best;
+            weights[j] = row[best];
+        }
+        softmax(weights, router->top_k, -INFINITY);
+    }
+}
+
+void ref_moe(struct nib_device *device, struct nib_buffer y, struct nib_buffer x, struct nib_routes routes,
+             const struct nib_moe *moe)
+{
+    struct nib_moe_call call = {
+        .tokens = device->step->n_tokens,
+        .top_k = routes.top_k,
+        .threads = device->options.threads,
+        .x_dtype = NIB_F32,
+        .x = x.data,
+        .expert_ids = routes.expert_ids,
+        .routing_weights = routes.weights,
+        .y_dtype = NIB_F32,
+        .y = y.data,
+        .scratch = device->moe_scratch,
+        .scratch_bytes = device->moe_scratch_bytes,
+    };
+    struct nib_error err;
+    if (nib_moe_run(moe->plan, &call, &err) && !device->error.status)
+        device->error = err;
+}
+
+void ref_add(struct nib_device *device, struct nib_buffer x, struct nib_buffer y)
+{
+    for (int64_t i = 0; i < device->step->n_tokens * x.width; i++)
+        ((float *)x.data)[i] += ((const float *)y.data)[i];
+}
+
+void ref_gather(struct nib_device *device, struct nib_buffer y, struct nib_buffer x)
+{
+    for (int64_t r = 0; r < device->step->n_outputs; r++)
+        memcpy(row_of(y, r), row_of(x, device->step->output_rows[r]), (size_t)x.width * sizeof(float));
+}
