@@ -1,0 +1,15 @@
+// The JSON behind a nib_config, for rooms that rewrite config.json.
+#ifndef NIB_CHECKPOINT_CONFIG_H
+#define NIB_CHECKPOINT_CONFIG_H
+
+#include <jansson.h>
+
+#include "nibble/checkpoint.h"
+
+// The whole file's object, borrowed.
+const json_t *nib_config_json(const struct nib_config *config);
+
+// The value of `key` is there and is an object.
+bool nib_config_is_object(const struct nib_config *config, const char *key);
+
+#endif
