@@ -114,11 +114,11 @@ struct nib_router {
 
 struct nib_moe; // a bound MoE layer
 
-// What the device needs to know to state its scratch before anything is allocated.
+// The model's sizes that a device's scratch depends on: known before anything is allocated, bound or opened.
 struct nib_scratch_query {
     int64_t max_width; // the widest input of a linear
     int64_t n_experts, top_k, hidden, intermediate;
-    int64_t n_heads, head_dim;
+    int64_t n_heads, head_dim; // head_dim: the larger of head_dim and v_dim
 };
 
 struct nib_ops {
@@ -126,8 +126,9 @@ struct nib_ops {
     size_t cache_element_bytes; // of nib_cache.data
     size_t buffer_element_bytes;
 
-    nib_status (*open)(const struct nib_device_options *options, struct nib_device **device,
-                       struct nib_error *err);
+    // Allocates the scratch that scratch_bytes states (what a bound MoE layer adds is allocated when it is bound).
+    nib_status (*open)(const struct nib_device_options *options, const struct nib_scratch_query *query,
+                       struct nib_device **device, struct nib_error *err);
     void (*close)(struct nib_device *device);
     size_t (*scratch_bytes)(const struct nib_device_options *options, const struct nib_scratch_query *query);
 

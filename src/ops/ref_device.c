@@ -7,9 +7,10 @@
 #include "base/checked.h"
 #include "base/error.h"
 
-static nib_status ref_open(const struct nib_device_options *options, struct nib_device **device,
-                           struct nib_error *err)
+static nib_status ref_open(const struct nib_device_options *options, const struct nib_scratch_query *query,
+                           struct nib_device **device, struct nib_error *err)
 {
+    (void)query;
     struct nib_device *opened = calloc(1, sizeof *opened);
     if (!opened)
         return nib_fail_memory(err, sizeof *opened, "the ref device");
