@@ -1,0 +1,181 @@
+// The MoE layer call: plans, checks, and the choice of the kernel.
+#include "nibble/moe.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/cpu_features.h"
+#include "base/error.h"
+#include "cpu/moe_plan.h"
+#include "ops/moe_ref.h"
+
+// Best first.
+static const struct nib_moe_kernel *const kernels[] = {&nib_moe_avx512bf16};
+#define N_KERNELS (sizeof kernels / sizeof *kernels)
+
+static nib_status check_weights(const struct nib_moe_weights *w, struct nib_error *err)
+{
+    int64_t rows, elements;
+    if (w->hidden <= 0 || w->hidden % NIB_MX_BLOCK || w->intermediate <= 0 || w->intermediate % NIB_MX_BLOCK)
+        return nib_fail(err, NIB_ERR_ARGUMENT,
+                        "moe: hidden %lld and intermediate %lld must be positive multiples of %d",
+                        (long long)w->hidden, (long long)w->intermediate, NIB_MX_BLOCK);
+    if (w->n_experts < 1 || w->n_experts > INT32_MAX / 4 || !w->experts)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "moe: %lld experts", (long long)w->n_experts);
+    if (w->gate_up_row_stride < 1)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "moe: gate_up_row_stride %lld", (long long)w->gate_up_row_stride);
+    if (!nib_mul_i64(w->intermediate, w->gate_up_row_stride, &rows) || !nib_mul_i64(rows, w->hidden, &elements))
+        return nib_fail(err, NIB_ERR_ARGUMENT,
+                        "moe: %lld x %lld weights with stride %lld are more than can be addressed",
+                        (long long)w->intermediate, (long long)w->hidden, (long long)w->gate_up_row_stride);
+    bool biased = w->experts[0].gate_bias != NULL;
+    if (biased && w->bias_dtype != NIB_F32 && w->bias_dtype != NIB_BF16)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe: biases of type %s", nib_dtype_name(w->bias_dtype));
+    for (int64_t i = 0; i < w->n_experts; i++) {
+        const struct nib_expert *e = &w->experts[i];
+        if (!e->gate || !e->up || !e->down || !e->gate_scales || !e->up_scales || !e->down_scales)
+            return nib_fail(err, NIB_ERR_ARGUMENT, "moe: expert %lld lacks weights or scales", (long long)i);
+        if (!e->gate_bias == biased || !e->up_bias == biased || !e->down_bias == biased)
+            return nib_fail(err, NIB_ERR_ARGUMENT, "moe: expert %lld has some biases and lacks others",
+                            (long long)i);
+    }
+    return NIB_OK;
+}
+
+static nib_status check_activation(const struct nib_activation *a, struct nib_error *err)
+{
+    switch (a->kind) {
+    case NIB_ACT_SILU:
+        return NIB_OK;
+    case NIB_ACT_SWIGLU_OAI:
+        if (!isfinite(a->alpha))
+            return nib_fail(err, NIB_ERR_ARGUMENT, "moe: activation alpha %g", (double)a->alpha);
+        // fallthrough: it has a limit too
+    case NIB_ACT_SILU_CLAMP:
+        if (!(a->limit > 0))
+            return nib_fail(err, NIB_ERR_ARGUMENT, "moe: activation limit %g", (double)a->limit);
+        return NIB_OK;
+    case NIB_ACT_SITU:
+        if (!(a->beta > 0) || !(a->linear_beta > 0))
+            return nib_fail(err, NIB_ERR_ARGUMENT, "moe: activation beta %g, linear_beta %g", (double)a->beta,
+                            (double)a->linear_beta);
+        return NIB_OK;
+    }
+    return nib_fail(err, NIB_ERR_ARGUMENT, "moe: activation %d is unknown", (int)a->kind);
+}
+
+// The kernel of that name, or without a name the best one of the tier in use.
+static nib_status pick_kernel(struct nib_moe_plan *plan, const char *name, struct nib_error *err)
+{
+    enum nib_cpu_tier tier;
+    if (!name) {
+        nib_status status = nib_cpu_pick_tier(&tier, err);
+        if (status != NIB_OK)
+            return status;
+    }
+    for (size_t i = 0; i < N_KERNELS; i++) {
+        const struct nib_moe_kernel *kernel = kernels[i];
+        if (name ? strcmp(name, kernel->name) != 0 : kernel->tier > tier)
+            continue;
+        if (!nib_cpu_has(kernel->tier))
+            return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe: kernel %s cannot run on this CPU", name);
+        plan->kernel = kernel;
+        snprintf(plan->reason, sizeof plan->reason, "%s: %s", name ? "asked for by name" : "the best for this CPU",
+                 kernel->reason);
+        return NIB_OK;
+    }
+    if (name && strcmp(name, "ref") != 0)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe: there is no kernel %s", name);
+    snprintf(plan->reason, sizeof plan->reason, "%s: plain fp32, slow",
+             name ? "asked for by name" : "no faster kernel runs on this CPU, or NIBBLE_CPU=ref");
+    return NIB_OK;
+}
+
+nib_status nib_moe_plan_create(const struct nib_moe_weights *weights, const struct nib_moe_config *config,
+                               struct nib_moe_plan **plan, struct nib_error *err)
+{
+    *plan = NULL;
+    nib_status status = check_weights(weights, err);
+    if (status == NIB_OK)
+        status = check_activation(&config->activation, err);
+    if (status != NIB_OK)
+        return status;
+    size_t expert_bytes = (size_t)weights->n_experts * sizeof(struct nib_expert);
+    struct nib_moe_plan *made = calloc(1, sizeof *made + expert_bytes);
+    if (!made)
+        return nib_fail_memory(err, sizeof *made + expert_bytes, "a MoE plan");
+    memcpy(made->experts, weights->experts, expert_bytes);
+    made->weights = *weights;
+    made->weights.experts = made->experts;
+    made->activation = config->activation;
+    made->first_expert = config->first_expert;
+    status = pick_kernel(made, config->kernel, err);
+    if (status != NIB_OK) {
+        free(made);
+        return status;
+    }
+    *plan = made;
+    return NIB_OK;
+}
+
+void nib_moe_plan_free(struct nib_moe_plan *plan)
+{
+    free(plan);
+}
+
+const char *nib_moe_plan_kernel(const struct nib_moe_plan *plan)
+{
+    return plan->kernel ? plan->kernel->name : "ref";
+}
+
+const char *nib_moe_plan_reason(const struct nib_moe_plan *plan)
+{
+    return plan->reason;
+}
+
+size_t nib_moe_scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, int64_t top_k, int threads)
+{
+    return plan->kernel ? nib_moe_packed_scratch_bytes(plan, tokens, top_k)
+                        : nib_moe_ref_scratch_bytes(&plan->weights, tokens, top_k, threads);
+}
+
+static nib_status check_call(const struct nib_moe_plan *plan, const struct nib_moe_call *call,
+                             struct nib_error *err)
+{
+    if (call->tokens < 0 || call->top_k < 1 || call->tokens > INT32_MAX / call->top_k)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "moe: %lld tokens with top_k %lld", (long long)call->tokens,
+                        (long long)call->top_k);
+    if (call->threads < 1)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "moe: %d threads", call->threads);
+    if (call->x_dtype != NIB_BF16 && !(call->x_dtype == NIB_F32 && !plan->kernel))
+        return nib_fail(err, NIB_ERR_ARGUMENT, "moe: x of type %s with kernel %s", nib_dtype_name(call->x_dtype),
+                        nib_moe_plan_kernel(plan));
+    if (call->y_dtype != NIB_F32 && call->y_dtype != NIB_BF16)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "moe: y of type %s", nib_dtype_name(call->y_dtype));
+    if (!call->y && !call->y_per_route)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "moe: neither y nor y_per_route is wanted");
+    if (call->tokens > 0 && (!call->x || !call->expert_ids || (call->y && !call->routing_weights)))
+        return nib_fail(err, NIB_ERR_ARGUMENT, "moe: x, expert_ids or routing_weights is missing");
+    size_t needed = nib_moe_scratch_bytes(plan, call->tokens, call->top_k, call->threads);
+    if (!call->scratch || call->scratch_bytes < needed || (uintptr_t)call->scratch % 64)
+        return nib_fail(err, NIB_ERR_ARGUMENT,
+                        "moe: scratch of %zu bytes at %p; %zu bytes, 64-byte aligned, are needed",
+                        call->scratch_bytes, call->scratch, needed);
+    return NIB_OK;
+}
+
+nib_status nib_moe_run(const struct nib_moe_plan *plan, const struct nib_moe_call *call, struct nib_error *err)
+{
+    nib_status status = check_call(plan, call, err);
+    if (status != NIB_OK || call->tokens == 0)
+        return status;
+    if (plan->kernel)
+        nib_moe_packed_run(plan, call);
+    else
+        nib_moe_ref_run(&plan->weights, &plan->activation, plan->first_expert, call);
+    return NIB_OK;
+}

@@ -1,0 +1,60 @@
+// What the MoE layer needs of an instruction-set tier: three functions that neither allocate, thread nor fail.
+#ifndef NIB_CPU_MOE_KERNEL_H
+#define NIB_CPU_MOE_KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cpu_features.h"
+#include "nibble/moe.h"
+
+#define NIB_MOE_ROWS 16   // weight rows of a block
+#define NIB_MOE_TOKENS 8  // activation rows of a multiply at most
+#define NIB_MOE_CHUNK 128 // columns that a kernel takes at a time; activation rows are padded to it with zeros
+
+// 16 weight rows: row i of half h is at packed[h] + i * packed_stride, i < 8. For gate and up the halves are 8 gate rows
+// and their 8 up rows; for down they are 16 consecutive rows.
+struct nib_moe_block {
+    const uint8_t *packed[2], *scales[2];
+    int64_t packed_stride, scales_stride; // bytes
+};
+
+static inline const uint8_t *nib_moe_block_packed(const struct nib_moe_block *block, int row)
+{
+    return block->packed[row / 8] + row % 8 * block->packed_stride;
+}
+
+static inline const uint8_t *nib_moe_block_scales(const struct nib_moe_block *block, int row)
+{
+    return block->scales[row / 8] + row % 8 * block->scales_stride;
+}
+
+// Where the bf16 kernels keep element i of a row: chunks of 128 in four planes, element 4w + p at place w of plane p.
+static inline int64_t nib_moe_plane_index(int64_t i)
+{
+    return (i & -128) + (i & 3) * 32 + (i % 128 >> 2);
+}
+
+struct nib_moe_kernel {
+    const char *name;
+    enum nib_cpu_tier tier;
+    const char *reason;   // why this kernel, after its tier was picked
+    size_t element_bytes; // of an arranged activation row
+
+    // x as the kernel wants to read it; elements past n, up to a whole chunk, become zero
+    void (*arrange)(const uint16_t *x /* [n] bf16 */, int64_t n, void *row /* [chunks, 128] */);
+
+    // out[t][i] = sum over n columns of row i of the block times x[t], for m <= 8 arranged activation rows. The order
+    // of the sum depends on n alone. While it reads, it prefetches the same columns of `ahead` unless that is NULL.
+    void (*multiply)(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
+                     const void *const *x /* [m] */, int m, float *out /* [m, 16] */);
+
+    // act(gate, up) of 8 pairs, rounded to bf16, into elements first … first + 7 of an arranged row; what the rounding
+    // took away into the same elements of `rest`, rounded once more, unless that is NULL
+    void (*activate)(const struct nib_activation *activation, const float *gate_up /* [2, 8] */, int64_t first,
+                     void *row, void *rest);
+};
+
+extern const struct nib_moe_kernel nib_moe_avx2, nib_moe_avx512, nib_moe_avx512bf16, nib_moe_amx;
+
+#endif
