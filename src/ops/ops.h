@@ -193,7 +193,4 @@ struct nib_ops {
 const struct nib_ops *nib_ref_ops(void);
 const struct nib_ops *nib_cpu_ops(void);
 
-// By name ("ref", "cpu"); NULL when this build has no such device.
-const struct nib_ops *nib_find_ops(const char *name);
-
 #endif

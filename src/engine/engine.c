@@ -1,0 +1,291 @@
+// Opening an engine: checkpoint, model, memory plan, device, weights, cache, in this order.
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/limits.h"
+#include "engine/devices.h"
+#include "engine/engine_state.h"
+
+#define DEFAULT_SEQUENCES 8
+#define DEFAULT_STEP_TOKENS 512
+#define SMALLEST_CONTEXT 1024 // that a context of one's own choosing is shortened to
+
+static nib_status check_options(const struct nib_engine_options *options, struct nib_error *err)
+{
+    const struct {
+        const char *name;
+        int64_t value, most;
+    } limits[] = {
+        {"threads", options->threads, 1024},
+        {"context", options->context, 1 << 30},
+        {"max_sequences", options->max_sequences, 4096},
+        {"max_step_tokens", options->max_step_tokens, 65536},
+        {"max_outputs", options->max_outputs, 65536},
+        {"cache_tokens", options->cache_tokens, (int64_t)1 << 36},
+    };
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (limits[i].value < 0 || limits[i].value > limits[i].most)
+            return nib_fail(err, NIB_ERR_ARGUMENT, "%s %lld is not in 0 .. %lld", limits[i].name,
+                            (long long)limits[i].value, (long long)limits[i].most);
+    return NIB_OK;
+}
+
+static struct nib_device_options device_options(const struct nib_engine *engine)
+{
+    return (struct nib_device_options){
+        .threads = engine->threads,
+        .max_tokens = engine->plan.max_step_tokens,
+        .max_sequences = engine->plan.max_sequences,
+    };
+}
+
+static struct nib_scratch_query scratch_query(const struct nib_model_shape *shape)
+{
+    return (struct nib_scratch_query){
+        .max_width = shape->max_linear_width,
+        .n_experts = shape->n_experts,
+        .top_k = shape->top_k,
+        .hidden = shape->hidden,
+        .intermediate = shape->intermediate,
+        .n_heads = shape->n_heads,
+        .head_dim = shape->head_dim,
+    };
+}
+
+// The plan for a context of this many tokens.
+static nib_status plan_context(struct nib_engine *engine, const struct nib_engine_options *options,
+                               int32_t context, struct nib_error *err)
+{
+    const struct nib_model_shape *shape = &engine->model->shape;
+    struct nib_memory_plan *plan = &engine->plan;
+    plan->context = context;
+    plan->cache_tokens = options->cache_tokens ? options->cache_tokens : context;
+    nib_status status = nib_kv_pool_plan(&engine->pool, shape, engine->ops->cache_element_bytes, context,
+                                         plan->cache_tokens, plan->max_sequences, plan->max_step_tokens, err);
+    if (status)
+        return status;
+    plan->cache_bytes = nib_kv_pool_bytes(&engine->pool);
+    plan->cache_row_bytes = 0;
+    for (int g = 0; g < engine->pool.n_groups; g++)
+        if (engine->pool.groups[g].window == 0)
+            plan->cache_row_bytes += engine->pool.groups[g].row_bytes;
+    struct nib_device_options device = device_options(engine);
+    struct nib_scratch_query query = scratch_query(shape);
+    plan->scratch_bytes = engine->ops->scratch_bytes(&device, &query);
+    uint64_t rows = (uint64_t)plan->max_step_tokens, outputs = (uint64_t)engine->max_outputs;
+    uint64_t output_width = (uint64_t)(shape->hidden + shape->vocab);
+    plan->buffer_bytes =
+        (rows * (uint64_t)shape->buffer_width + outputs * output_width) * engine->ops->buffer_element_bytes +
+        outputs * (uint64_t)shape->vocab * sizeof(float);
+    plan->total_bytes = plan->weights_bytes + plan->cache_bytes + plan->buffer_bytes + plan->scratch_bytes;
+    return NIB_OK;
+}
+
+static double gib(uint64_t bytes)
+{
+    return (double)bytes / (1024.0 * 1024 * 1024);
+}
+
+// A context that was asked for is kept or refused; one of our own choosing is halved until it fits.
+static nib_status plan_memory(struct nib_engine *engine, const struct nib_engine_options *options,
+                              struct nib_error *err)
+{
+    struct nib_memory_plan *plan = &engine->plan;
+    int64_t longest = engine->model->shape.context;
+    int32_t context = options->context ? options->context : (int32_t)longest;
+    nib_status status = plan_context(engine, options, context, err);
+    while (!status && !options->context && plan->total_bytes > plan->available_bytes &&
+           context / 2 >= SMALLEST_CONTEXT) {
+        context /= 2;
+        status = plan_context(engine, options, context, err);
+    }
+    if (status)
+        return status;
+    if (context > longest)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "context %d is longer than the model's %lld positions", context,
+                        (long long)longest);
+    if (plan->total_bytes > plan->available_bytes && !options->force)
+        return nib_fail(
+            err, NIB_ERR_MEMORY,
+            "%s needs %.2f GiB (weights %.2f, cache %.2f for %lld tokens, buffers %.2f, scratch %.2f) but "
+            "%.2f GiB are available; a smaller context or --force helps",
+            nib_checkpoint_path(engine->checkpoint), gib(plan->total_bytes), gib(plan->weights_bytes),
+            gib(plan->cache_bytes), (long long)plan->cache_tokens, gib(plan->buffer_bytes),
+            gib(plan->scratch_bytes), gib(plan->available_bytes));
+    return NIB_OK;
+}
+
+// Everything up to the plan; allocates only what describes the model.
+static nib_status prepare(struct nib_engine *engine, const char *path, const struct nib_engine_options *options,
+                          struct nib_error *err)
+{
+    nib_status status = check_options(options, err);
+    if (status)
+        return status;
+    const char *device = options->device ? options->device : "cpu";
+    engine->ops = nib_find_device(device);
+    if (!engine->ops)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "this build has no device \"%s\"", device);
+    if ((status = nib_checkpoint_open(path, &engine->checkpoint, err)))
+        return status;
+    const struct nib_config *config = nib_checkpoint_config(engine->checkpoint);
+    if (!config)
+        return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: a model is a folder with config.json beside its tensors",
+                        path);
+    if ((status = nib_model_create(config, &engine->model, err)))
+        return status;
+    int limit = nib_thread_limit();
+    engine->threads = options->threads ? options->threads : limit;
+    struct nib_memory_plan *plan = &engine->plan;
+    plan->max_sequences = options->max_sequences ? options->max_sequences : DEFAULT_SEQUENCES;
+    plan->max_step_tokens = options->max_step_tokens ? options->max_step_tokens : DEFAULT_STEP_TOKENS;
+    if (plan->max_step_tokens < plan->max_sequences)
+        plan->max_step_tokens = plan->max_sequences;
+    engine->max_outputs = options->max_outputs ? options->max_outputs : plan->max_sequences;
+    plan->weights_bytes = nib_checkpoint_bytes(engine->checkpoint);
+    plan->available_bytes = nib_memory_available();
+    return plan_memory(engine, options, err);
+}
+
+static nib_status alloc_arrays(struct nib_engine *engine, struct nib_error *err)
+{
+    struct nib_step_arrays *a = &engine->arrays;
+    size_t tokens = (size_t)engine->plan.max_step_tokens, sequences = (size_t)engine->plan.max_sequences;
+    size_t outputs = (size_t)engine->max_outputs, vocab = (size_t)engine->model->shape.vocab;
+    a->tokens = malloc(tokens * sizeof *a->tokens);
+    a->positions = malloc(tokens * sizeof *a->positions);
+    a->sequence_of = malloc(tokens * sizeof *a->sequence_of);
+    a->first_row = malloc((sequences + 1) * sizeof *a->first_row);
+    a->page_tables = malloc((size_t)engine->pool.n_groups * sequences * (size_t)engine->pool.table_width *
+                            sizeof *a->page_tables);
+    a->output_rows = malloc(outputs * sizeof *a->output_rows);
+    a->logits = malloc(outputs * vocab * sizeof *a->logits);
+    if (a->tokens && a->positions && a->sequence_of && a->first_row && a->page_tables && a->output_rows &&
+        a->logits)
+        return NIB_OK;
+    return nib_fail_memory(err, outputs * vocab * sizeof *a->logits, "the step description and logits");
+}
+
+static nib_status start(struct nib_engine *engine, struct nib_error *err)
+{
+    struct nib_device_options device = device_options(engine);
+    struct nib_scratch_query query = scratch_query(&engine->model->shape);
+    nib_status status;
+    if ((status = engine->ops->open(&device, &query, &engine->device, err)) ||
+        (status = nib_model_bind(engine->model, engine->checkpoint, engine->ops, engine->device,
+                                 engine->plan.max_step_tokens, engine->max_outputs, err)) ||
+        (status = nib_kv_pool_alloc(&engine->pool, &engine->model->shape, engine->ops, engine->device, err)))
+        return status;
+    return alloc_arrays(engine, err);
+}
+
+nib_status nib_engine_open(const char *path, const struct nib_engine_options *options, struct nib_engine **engine,
+                           struct nib_error *err)
+{
+    struct nib_engine *opened = calloc(1, sizeof *opened);
+    if (!opened)
+        return nib_fail_memory(err, sizeof *opened, "the engine");
+    nib_status status = prepare(opened, path, options, err);
+    if (!status && options->on_plan)
+        options->on_plan(options->user, &opened->plan);
+    if (!status)
+        status = start(opened, err);
+    if (status) {
+        nib_engine_close(opened);
+        return status;
+    }
+    *engine = opened;
+    return NIB_OK;
+}
+
+nib_status nib_engine_plan(const char *path, const struct nib_engine_options *options,
+                           struct nib_memory_plan *plan, struct nib_error *err)
+{
+    struct nib_engine planned = {0};
+    struct nib_engine_options forced = *options;
+    forced.force = true;
+    nib_status status = prepare(&planned, path, &forced, err);
+    if (!status)
+        *plan = planned.plan;
+    nib_model_free(planned.model);
+    nib_checkpoint_close(planned.checkpoint);
+    return status;
+}
+
+void nib_engine_close(struct nib_engine *engine)
+{
+    if (!engine)
+        return;
+    if (engine->device)
+        nib_kv_pool_free(&engine->pool, engine->ops, engine->device);
+    nib_model_free(engine->model);
+    if (engine->device)
+        engine->ops->close(engine->device);
+    nib_checkpoint_close(engine->checkpoint);
+    free(engine->arrays.tokens);
+    free(engine->arrays.positions);
+    free(engine->arrays.sequence_of);
+    free(engine->arrays.first_row);
+    free(engine->arrays.page_tables);
+    free(engine->arrays.output_rows);
+    free(engine->arrays.logits);
+    free(engine);
+}
+
+const struct nib_memory_plan *nib_engine_memory(const struct nib_engine *engine)
+{
+    return &engine->plan;
+}
+
+struct nib_checkpoint *nib_engine_checkpoint(struct nib_engine *engine)
+{
+    return engine->checkpoint;
+}
+
+const char *nib_engine_device(const struct nib_engine *engine)
+{
+    return engine->ops->name;
+}
+
+int nib_engine_threads(const struct nib_engine *engine)
+{
+    return engine->threads;
+}
+
+int32_t nib_engine_vocab(const struct nib_engine *engine)
+{
+    return (int32_t)engine->model->shape.vocab;
+}
+
+int64_t nib_engine_free_pages(const struct nib_engine *engine)
+{
+    int64_t pages = 0;
+    for (int g = 0; g < engine->pool.n_groups; g++)
+        pages += engine->pool.groups[g].n_free;
+    return pages;
+}
+
+int64_t nib_engine_layers(const struct nib_engine *engine)
+{
+    return engine->model->shape.n_layers;
+}
+
+void nib_engine_describe_layer(const struct nib_engine *engine, int64_t layer, struct nib_layer_summary *summary)
+{
+    engine->model->family->describe_layer(engine->model, layer, summary);
+}
+
+uint64_t nib_engine_token_bytes(const struct nib_engine *engine)
+{
+    const struct nib_model_shape *shape = &engine->model->shape;
+    uint64_t bytes = engine->model->head_bytes;
+    for (int64_t l = 0; l < shape->n_layers; l++) {
+        struct nib_layer_summary layer;
+        nib_engine_describe_layer(engine, l, &layer);
+        bytes += layer.dense_bytes;
+        if (layer.expert_layout)
+            bytes += layer.expert_bytes / (uint64_t)shape->n_experts * (uint64_t)shape->top_k;
+    }
+    return bytes;
+}

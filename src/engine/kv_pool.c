@@ -1,0 +1,165 @@
+#include "engine/kv_pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+static int32_t pages_for(int64_t tokens)
+{
+    return (int32_t)((tokens + NIB_PAGE_TOKENS - 1) / NIB_PAGE_TOKENS);
+}
+
+static int group_of(const struct nib_kv_pool *pool, int64_t window)
+{
+    for (int g = 0; g < pool->n_groups; g++)
+        if (pool->groups[g].window == window)
+            return g;
+    return -1;
+}
+
+nib_status nib_kv_pool_plan(struct nib_kv_pool *pool, const struct nib_model_shape *shape, size_t element_bytes,
+                            int32_t context, int64_t cache_tokens, int32_t max_sequences, int32_t max_step_tokens,
+                            struct nib_error *err)
+{
+    memset(pool, 0, sizeof *pool);
+    pool->table_width = pages_for(context);
+    for (int c = 0; c < shape->n_caches; c++) {
+        const struct nib_cache_spec *spec = &shape->cache_specs[c];
+        int g = group_of(pool, spec->window);
+        if (g < 0) {
+            if (pool->n_groups == NIB_MAX_GROUPS)
+                return nib_fail(err, NIB_ERR_UNSUPPORTED, "more than %d different attention windows",
+                                NIB_MAX_GROUPS);
+            g = pool->n_groups++;
+            pool->groups[g].window = spec->window;
+        }
+        pool->groups[g].row_bytes += (uint64_t)spec->width * element_bytes;
+    }
+    for (int g = 0; g < pool->n_groups; g++) {
+        struct nib_kv_group *group = &pool->groups[g];
+        // Each sequence may leave one page half full. Behind a window there lie at most window - 1 older tokens.
+        int64_t all = pages_for(cache_tokens) + max_sequences;
+        int64_t live = pages_for(group->window - 1 + max_step_tokens) + 1;
+        int64_t windowed =
+            live < pool->table_width ? live * max_sequences : (int64_t)pool->table_width * max_sequences;
+        int64_t pages = group->window && windowed < all ? windowed : all;
+        if (pages > INT32_MAX)
+            return nib_fail(err, NIB_ERR_LIMIT, "a cache of %lld tokens needs more than 2^31 pages",
+                            (long long)cache_tokens);
+        group->n_pages = (int32_t)pages;
+    }
+    return NIB_OK;
+}
+
+uint64_t nib_kv_pool_bytes(const struct nib_kv_pool *pool)
+{
+    uint64_t bytes = 0;
+    for (int g = 0; g < pool->n_groups; g++)
+        bytes += pool->groups[g].row_bytes * NIB_PAGE_TOKENS * (uint64_t)pool->groups[g].n_pages;
+    return bytes;
+}
+
+nib_status nib_kv_pool_alloc(struct nib_kv_pool *pool, const struct nib_model_shape *shape,
+                             const struct nib_ops *ops, struct nib_device *device, struct nib_error *err)
+{
+    for (int g = 0; g < pool->n_groups; g++) {
+        struct nib_kv_group *group = &pool->groups[g];
+        group->free_pages = malloc((size_t)group->n_pages * sizeof *group->free_pages);
+        if (!group->free_pages)
+            return nib_fail_memory(err, (unsigned long long)group->n_pages * 4, "the list of free pages");
+        for (int32_t p = 0; p < group->n_pages; p++)
+            group->free_pages[p] = group->n_pages - 1 - p; // the first page is handed out first
+        group->n_free = group->n_pages;
+    }
+    pool->caches = calloc((size_t)shape->n_caches, sizeof *pool->caches);
+    if (!pool->caches)
+        return nib_fail_memory(err, (unsigned long long)shape->n_caches * sizeof *pool->caches,
+                               "the list of caches");
+    pool->n_caches = shape->n_caches;
+    for (int c = 0; c < shape->n_caches; c++) {
+        int g = group_of(pool, shape->cache_specs[c].window);
+        nib_status status = ops->alloc_cache(device, pool->groups[g].n_pages, NIB_PAGE_TOKENS,
+                                             shape->cache_specs[c].width, g, &pool->caches[c], err);
+        if (status)
+            return status;
+    }
+    return NIB_OK;
+}
+
+void nib_kv_pool_free(struct nib_kv_pool *pool, const struct nib_ops *ops, struct nib_device *device)
+{
+    for (int c = 0; c < pool->n_caches; c++)
+        ops->free_cache(device, &pool->caches[c]);
+    free(pool->caches);
+    for (int g = 0; g < pool->n_groups; g++)
+        free(pool->groups[g].free_pages);
+    memset(pool, 0, sizeof *pool);
+}
+
+nib_status nib_page_table_init(struct nib_page_table *table, const struct nib_kv_pool *pool, struct nib_error *err)
+{
+    memset(table, 0, sizeof *table);
+    size_t entries = (size_t)pool->n_groups * (size_t)pool->table_width;
+    table->pages = malloc(entries * sizeof *table->pages);
+    if (!table->pages)
+        return nib_fail_memory(err, entries * sizeof *table->pages, "a page table");
+    for (size_t i = 0; i < entries; i++)
+        table->pages[i] = -1;
+    return NIB_OK;
+}
+
+static void give_back(struct nib_kv_group *group, int32_t *entry)
+{
+    group->free_pages[group->n_free++] = *entry;
+    *entry = -1;
+}
+
+int32_t nib_page_table_wanted(const struct nib_page_table *table, int g, int32_t n)
+{
+    int32_t missing = pages_for((int64_t)table->length + n) - table->end_page[g];
+    return missing > 0 ? missing : 0;
+}
+
+bool nib_page_table_reserve(struct nib_page_table *table, struct nib_kv_pool *pool, int32_t n)
+{
+    int32_t end = pages_for((int64_t)table->length + n);
+    for (int g = 0; g < pool->n_groups; g++)
+        if (end > pool->table_width || nib_page_table_wanted(table, g, n) > pool->groups[g].n_free)
+            return false;
+    for (int g = 0; g < pool->n_groups; g++) {
+        struct nib_kv_group *group = &pool->groups[g];
+        for (; table->end_page[g] < end; table->end_page[g]++)
+            table->pages[g * pool->table_width + table->end_page[g]] = group->free_pages[--group->n_free];
+    }
+    return true;
+}
+
+void nib_page_table_unreserve(struct nib_page_table *table, struct nib_kv_pool *pool)
+{
+    int32_t end = pages_for(table->length);
+    for (int g = 0; g < pool->n_groups; g++)
+        while (table->end_page[g] > end)
+            give_back(&pool->groups[g], &table->pages[g * pool->table_width + --table->end_page[g]]);
+}
+
+void nib_page_table_advance(struct nib_page_table *table, struct nib_kv_pool *pool, int32_t n)
+{
+    table->length += n;
+    for (int g = 0; g < pool->n_groups; g++) {
+        int64_t window = pool->groups[g].window;
+        // The next token stands at `length` and sees positions from length - window + 1 on.
+        int64_t first_seen = window ? table->length - window + 1 : 0;
+        while (((int64_t)table->first_page[g] + 1) * NIB_PAGE_TOKENS <= first_seen)
+            give_back(&pool->groups[g], &table->pages[g * pool->table_width + table->first_page[g]++]);
+    }
+}
+
+void nib_page_table_release(struct nib_page_table *table, struct nib_kv_pool *pool)
+{
+    for (int g = 0; table->pages && g < pool->n_groups; g++)
+        for (int32_t p = table->first_page[g]; p < table->end_page[g]; p++)
+            give_back(&pool->groups[g], &table->pages[g * pool->table_width + p]);
+    free(table->pages);
+    memset(table, 0, sizeof *table);
+}

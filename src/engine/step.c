@@ -1,0 +1,164 @@
+// Sequences, and one step over a ragged batch of them.
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "engine/engine_state.h"
+
+nib_status nib_sequence_create(struct nib_engine *engine, struct nib_sequence **sequence, struct nib_error *err)
+{
+    if (engine->n_sequences >= engine->plan.max_sequences)
+        return nib_fail(err, NIB_ERR_LIMIT, "all %d sequences are in use", engine->plan.max_sequences);
+    struct nib_sequence *created = calloc(1, sizeof *created);
+    if (!created)
+        return nib_fail_memory(err, sizeof *created, "a sequence");
+    nib_status status = nib_page_table_init(&created->table, &engine->pool, err);
+    if (status) {
+        free(created);
+        return status;
+    }
+    created->engine = engine;
+    engine->n_sequences++;
+    *sequence = created;
+    return NIB_OK;
+}
+
+void nib_sequence_free(struct nib_sequence *sequence)
+{
+    if (!sequence)
+        return;
+    nib_page_table_release(&sequence->table, &sequence->engine->pool);
+    sequence->engine->n_sequences--;
+    free(sequence);
+}
+
+int32_t nib_sequence_length(const struct nib_sequence *sequence)
+{
+    return sequence->table.length;
+}
+
+static int32_t outputs_of(const struct nib_feed *feed)
+{
+    return feed->outputs == NIB_OUTPUTS_ALL ? feed->n_tokens : feed->outputs == NIB_OUTPUTS_LAST;
+}
+
+static nib_status check_feed(const struct nib_engine *engine, const struct nib_feed *feed, struct nib_error *err)
+{
+    int64_t vocab = engine->model->shape.vocab;
+    if (feed->n_tokens < 1)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "a feed of %d tokens", feed->n_tokens);
+    if (feed->n_tokens > engine->plan.context - feed->sequence->table.length)
+        return nib_fail(err, NIB_ERR_LIMIT, "%d tokens and %d more exceed the context of %d",
+                        feed->sequence->table.length, feed->n_tokens, engine->plan.context);
+    for (int32_t i = 0; i < feed->n_tokens; i++)
+        if (feed->tokens[i] < 0 || feed->tokens[i] >= vocab)
+            return nib_fail(err, NIB_ERR_ARGUMENT, "token id %d is not in 0 .. %lld", feed->tokens[i],
+                            (long long)vocab - 1);
+    return NIB_OK;
+}
+
+static nib_status check_feeds(const struct nib_engine *engine, const struct nib_feed *feeds, int n,
+                              struct nib_error *err)
+{
+    if (n < 1 || n > engine->plan.max_sequences)
+        return nib_fail(err, NIB_ERR_LIMIT, "a step of %d sequences; the engine was opened for %d", n,
+                        engine->plan.max_sequences);
+    int64_t tokens = 0, outputs = 0;
+    for (int i = 0; i < n; i++) {
+        nib_status status = check_feed(engine, &feeds[i], err);
+        if (status)
+            return status;
+        for (int j = 0; j < i; j++)
+            if (feeds[j].sequence == feeds[i].sequence)
+                return nib_fail(err, NIB_ERR_ARGUMENT, "feeds %d and %d are of the same sequence", j, i);
+        tokens += feeds[i].n_tokens;
+        outputs += outputs_of(&feeds[i]);
+    }
+    if (tokens > engine->plan.max_step_tokens)
+        return nib_fail(err, NIB_ERR_LIMIT, "a step of %lld tokens; the engine was opened for %d",
+                        (long long)tokens, engine->plan.max_step_tokens);
+    if (outputs > engine->max_outputs)
+        return nib_fail(err, NIB_ERR_LIMIT, "a step with %lld rows of logits; the engine was opened for %d",
+                        (long long)outputs, engine->max_outputs);
+    return NIB_OK;
+}
+
+static nib_status reserve_pages(struct nib_engine *engine, const struct nib_feed *feeds, int n,
+                                struct nib_error *err)
+{
+    for (int i = 0; i < n; i++) {
+        if (nib_page_table_reserve(&feeds[i].sequence->table, &engine->pool, feeds[i].n_tokens))
+            continue;
+        for (int j = 0; j < i; j++)
+            nib_page_table_unreserve(&feeds[j].sequence->table, &engine->pool);
+        return nib_fail(err, NIB_ERR_LIMIT, "the KV cache of %lld tokens is full",
+                        (long long)engine->plan.cache_tokens);
+    }
+    return NIB_OK;
+}
+
+// Lays the feeds out as one flat batch.
+static struct nib_step describe(struct nib_engine *engine, const struct nib_feed *feeds, int n)
+{
+    struct nib_step_arrays *a = &engine->arrays;
+    int32_t row = 0, output = 0, width = engine->pool.table_width;
+    for (int s = 0; s < n; s++) {
+        const struct nib_page_table *table = &feeds[s].sequence->table;
+        a->first_row[s] = row;
+        for (int32_t i = 0; i < feeds[s].n_tokens; i++, row++) {
+            a->tokens[row] = feeds[s].tokens[i];
+            a->positions[row] = table->length + i;
+            a->sequence_of[row] = s;
+            if (feeds[s].outputs == NIB_OUTPUTS_ALL ||
+                (feeds[s].outputs == NIB_OUTPUTS_LAST && i == feeds[s].n_tokens - 1))
+                a->output_rows[output++] = row;
+        }
+        for (int g = 0; g < engine->pool.n_groups; g++)
+            memcpy(a->page_tables + ((size_t)g * (size_t)n + (size_t)s) * (size_t)width,
+                   table->pages + (size_t)g * (size_t)width, (size_t)width * sizeof(int32_t));
+    }
+    a->first_row[n] = row;
+    return (struct nib_step){
+        .n_tokens = row,
+        .n_sequences = n,
+        .n_outputs = output,
+        .page_tokens = NIB_PAGE_TOKENS,
+        .n_groups = engine->pool.n_groups,
+        .table_width = width,
+        .tokens = a->tokens,
+        .positions = a->positions,
+        .sequence_of = a->sequence_of,
+        .first_row = a->first_row,
+        .page_tables = a->page_tables,
+        .output_rows = a->output_rows,
+    };
+}
+
+nib_status nib_engine_step(struct nib_engine *engine, const struct nib_feed *feeds, int n, struct nib_error *err)
+{
+    nib_status status = check_feeds(engine, feeds, n, err);
+    if (!status)
+        status = reserve_pages(engine, feeds, n, err);
+    if (status)
+        return status;
+    struct nib_step step = describe(engine, feeds, n);
+    engine->ops->begin(engine->device, &step);
+    nib_model_forward(engine->model, &step, engine->pool.caches);
+    if (step.n_outputs)
+        engine->ops->read(engine->device, step.n_outputs, engine->model->logits, engine->arrays.logits);
+    status = engine->ops->end(engine->device, err);
+    engine->n_output_rows = status ? 0 : step.n_outputs;
+    for (int i = 0; i < n; i++) {
+        if (status)
+            nib_page_table_unreserve(&feeds[i].sequence->table, &engine->pool);
+        else
+            nib_page_table_advance(&feeds[i].sequence->table, &engine->pool, feeds[i].n_tokens);
+    }
+    return status;
+}
+
+const float *nib_engine_logits(const struct nib_engine *engine, int64_t row)
+{
+    return row >= 0 && row < engine->n_output_rows ? engine->arrays.logits + row * engine->model->shape.vocab
+                                                   : NULL;
+}

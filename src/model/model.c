@@ -1,0 +1,76 @@
+#include "model/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+static const struct nib_model_family *const families[] = {&nib_gpt_oss_family};
+
+static nib_status find_family(const struct nib_config *config, const struct nib_model_family **family,
+                              struct nib_error *err)
+{
+    const char *type;
+    // OpenAI'"'"'s own gpt-oss folders carry a config without a model_type.
+    const char *fallback = nib_config_has(config, "swiglu_limit") ? "gpt_oss" : "";
+    nib_status status = nib_config_string_or(config, "model_type", fallback, &type, err);
+    if (status)
+        return status;
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (strcmp(families[i]->model_type, type) == 0) {
+            *family = families[i];
+            return NIB_OK;
+        }
+    if (!*type)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "%s: model_type is missing", nib_config_name(config));
+    return nib_config_refuse(config, "model_type", "nibble runs: gpt_oss", err);
+}
+
+nib_status nib_model_create(const struct nib_config *config, struct nib_model **model, struct nib_error *err)
+{
+    const struct nib_model_family *family;
+    nib_status status = find_family(config, &family, err);
+    return status ? status : family->create(config, model, err);
+}
+
+void nib_model_free(struct nib_model *model)
+{
+    if (model)
+        model->family->free(model);
+}
+
+nib_status nib_model_bind(struct nib_model *model, struct nib_checkpoint *checkpoint, const struct nib_ops *ops,
+                          struct nib_device *device, int64_t max_tokens, int64_t max_outputs,
+                          struct nib_error *err)
+{
+    model->ops = ops;
+    model->device = device;
+    return model->family->bind(model, checkpoint, max_tokens, max_outputs, err);
+}
+
+void nib_model_forward(struct nib_model *model, const struct nib_step *step, const struct nib_cache *caches)
+{
+    model->family->forward(model, step, caches);
+}
+
+nib_status nib_bind_tensor(struct nib_model *model, struct nib_checkpoint *checkpoint, const char *name,
+                           int64_t rows, int64_t cols, struct nib_weight *weight, struct nib_error *err)
+{
+    const struct nib_tensor *tensor;
+    nib_status status = nib_checkpoint_require(checkpoint, name, &tensor, err);
+    if (status)
+        return status;
+    bool fits = rows == 1 ? tensor->rank == 1 && tensor->shape[0] == cols
+                          : tensor->rank == 2 && tensor->shape[0] == rows && tensor->shape[1] == cols;
+    if (!fits) {
+        char text[96];
+        nib_tensor_describe(tensor, text, sizeof text);
+        if (rows == 1)
+            return nib_fail(err, NIB_ERR_FORMAT, "%s: tensor %s is %s, the config asks for [%lld]", tensor->file,
+                            name, text, (long long)cols);
+        return nib_fail(err, NIB_ERR_FORMAT, "%s: tensor %s is %s, the config asks for [%lld, %lld]", tensor->file,
+                        name, text, (long long)rows, (long long)cols);
+    }
+    struct nib_weight_view view = {tensor->data, tensor->dtype, rows, cols, tensor->name};
+    return model->ops->bind(model->device, &view, weight, err);
+}
