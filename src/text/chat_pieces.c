@@ -1,0 +1,58 @@
+#include "text/chat_format.h"
+
+#include <stdlib.h>
+
+void nib_pieces_free(struct nib_pieces *pieces)
+{
+    free(pieces->items);
+    nib_arena_free(pieces->arena);
+    *pieces = (struct nib_pieces){0};
+}
+
+static bool put(struct nib_pieces *pieces, struct nib_piece piece)
+{
+    void *items = pieces->items;
+    bool grown = nib_grow(&items, &pieces->capacity, pieces->count, sizeof piece);
+    pieces->items = items;
+    if (grown)
+        pieces->items[pieces->count++] = piece;
+    return grown;
+}
+
+bool nib_pieces_put_control(struct nib_pieces *pieces, int32_t token)
+{
+    return put(pieces, (struct nib_piece){.control = token});
+}
+
+bool nib_pieces_put_borrowed(struct nib_pieces *pieces, struct nib_text text)
+{
+    return text.size == 0 || put(pieces, (struct nib_piece){.text = text});
+}
+
+bool nib_pieces_put_copy(struct nib_pieces *pieces, const char *prefix, struct nib_text text)
+{
+    size_t prefix_size = strlen(prefix);
+    char *copy = nib_arena_alloc(&pieces->arena, prefix_size + text.size);
+    if (!copy)
+        return false;
+    memcpy(copy, prefix, prefix_size);
+    if (text.size)
+        memcpy(copy + prefix_size, text.bytes, text.size);
+    return nib_pieces_put_borrowed(pieces, (struct nib_text){copy, prefix_size + text.size});
+}
+
+bool nib_pieces_put_marked(struct nib_pieces *pieces, struct nib_text text, size_t from,
+                           const struct nib_mark *marks, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t to = marks[i].at;
+        if (to > from && !nib_pieces_put_borrowed(pieces, (struct nib_text){text.bytes + from, to - from}))
+            return false;
+        if (!nib_pieces_put_control(pieces, marks[i].token))
+            return false;
+        from = to > from ? to : from;
+    }
+    if (from >= text.size)
+        return true;
+    return nib_pieces_put_borrowed(pieces, (struct nib_text){text.bytes + from, text.size - from});
+}

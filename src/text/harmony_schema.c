@@ -1,0 +1,319 @@
+// A tool's parameters as the TypeScript-like types gpt-oss was trained on. The notation, with its oddities (comments
+// between a name and its type, a union as array element without parentheses, anyOf shown as any), follows the
+// output of the official renderer, openai-harmony 0.0.8; tests/data/harmony holds what it wrote.
+#include "text/harmony.h"
+
+#include "base/error.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+
+enum { DEEPEST = 64 };
+
+struct writer {
+    struct nib_buffer *out;
+    bool too_deep;
+};
+
+static void put_type(struct writer *to, const json_t *schema, size_t indent, int depth);
+
+static void put(struct writer *to, const char *string)
+{
+    nib_buffer_puts(to->out, string);
+}
+
+static void put_indent(struct writer *to, size_t indent)
+{
+    while (indent-- > 0)
+        put(to, " ");
+}
+
+static void put_string(struct writer *to, const json_t *string)
+{
+    nib_buffer_put(to->out, json_string_value(string), json_string_length(string));
+}
+
+static void put_comment(struct writer *to, const json_t *string, size_t indent)
+{
+    if (!json_is_string(string))
+        return;
+    put_indent(to, indent);
+    put(to, "// ");
+    put_string(to, string);
+    put(to, "\n");
+}
+
+// A value as compact JSON, its reals in as few digits as read back the same.
+static void put_json(struct writer *to, const json_t *value)
+{
+    for (size_t digits = 15; digits <= 17; digits++) {
+        char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
+        if (!text) {
+            to->out->failed = true;
+            return;
+        }
+        json_t *back = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+        bool same = json_equal(back, value);
+        json_decref(back);
+        if (same || digits == 17)
+            put(to, text);
+        free(text);
+        if (same)
+            return;
+    }
+}
+
+static bool is_enum(const json_t *schema)
+{
+    return json_array_size(json_object_get(schema, "enum")) > 0;
+}
+
+// "default: …": a plain string in quotes; one of an enum bare, or as JSON where a union's variant has it.
+static void put_default(struct writer *to, const json_t *schema, bool bare_enum)
+{
+    const json_t *value = json_object_get(schema, "default");
+    put(to, "default: ");
+    if (!json_is_string(value) || (is_enum(schema) && !bare_enum)) {
+        put_json(to, value);
+        return;
+    }
+    const char *quote = is_enum(schema) ? "" : "\"";
+    put(to, quote);
+    put_string(to, value);
+    put(to, quote);
+}
+
+static void put_nullable_type(struct writer *to, const json_t *schema, size_t indent, int depth)
+{
+    size_t from = to->out->size;
+    put_type(to, schema, indent, depth);
+    if (!json_is_true(json_object_get(schema, "nullable")) || to->out->failed)
+        return;
+    if (to->out->size == from || !memmem(to->out->bytes + from, to->out->size - from, "null", 4))
+        put(to, " | null");
+}
+
+// Behind a variant's type.
+static void put_variant_comment(struct writer *to, const json_t *variant, const json_t *description,
+                                bool bare_enum)
+{
+    bool described = json_is_string(description), defaulted = json_object_get(variant, "default") != NULL;
+    if (!described && !defaulted)
+        return;
+    put(to, " // ");
+    if (described)
+        put_string(to, description);
+    if (described && defaulted)
+        put(to, " ");
+    if (defaulted)
+        put_default(to, variant, bare_enum);
+}
+
+static void put_union(struct writer *to, const json_t *variants, size_t indent, int depth)
+{
+    size_t i;
+    json_t *variant;
+    json_array_foreach(variants, i, variant)
+    {
+        put(to, "\n");
+        put_indent(to, indent);
+        put(to, " | ");
+        put_nullable_type(to, variant, indent + 3, depth);
+        put_variant_comment(to, variant, json_object_get(variant, "description"), false);
+    }
+}
+
+// The name of a property and whether it may be left out.
+static void put_key(struct writer *to, const json_t *object, const char *key, size_t size, size_t indent)
+{
+    bool required = false;
+    size_t i;
+    json_t *name;
+    json_array_foreach(json_object_get(object, "required"), i, name) required |=
+        json_string_length(name) == size && json_is_string(name) &&
+        memcmp(json_string_value(name), key, size) == 0;
+    put_indent(to, indent);
+    nib_buffer_put(to->out, key, size);
+    put(to, required ? ":" : "?:");
+}
+
+static void put_examples(struct writer *to, const json_t *examples, size_t indent)
+{
+    if (json_array_size(examples) == 0)
+        return;
+    put_indent(to, indent);
+    put(to, "// Examples:\n");
+    size_t i;
+    json_t *example;
+    json_array_foreach(examples, i, example)
+    {
+        if (!json_is_string(example))
+            continue;
+        put_indent(to, indent);
+        put(to, "// - \"");
+        put_string(to, example);
+        put(to, "\"\n");
+    }
+}
+
+static void put_leading_comments(struct writer *to, const json_t *property, size_t indent)
+{
+    const json_t *title = json_object_get(property, "title");
+    put_comment(to, title, indent);
+    if (json_is_string(title)) {
+        put_indent(to, indent);
+        put(to, "//\n");
+    }
+    if (!json_object_get(property, "oneOf"))
+        put_comment(to, json_object_get(property, "description"), indent);
+    put_examples(to, json_object_get(property, "examples"), indent);
+}
+
+static bool same_string(const json_t *a, const json_t *b)
+{
+    return json_is_string(a) && json_is_string(b) && json_equal(a, b);
+}
+
+// A property that is a union: its description above it, unless the first variant says the same. A description above
+// stands in for the first variant's own.
+static void put_union_property(struct writer *to, const json_t *object, const char *key, size_t size,
+                               const json_t *property, size_t indent, int depth)
+{
+    const json_t *variants = json_object_get(property, "oneOf");
+    const json_t *description = json_object_get(property, "description");
+    const json_t *first = json_object_get(json_array_get(variants, 0), "description");
+    bool above = json_is_string(description) && !same_string(description, first);
+    if (above)
+        put_comment(to, description, indent);
+    if (json_object_get(property, "default")) {
+        put_indent(to, indent);
+        put(to, "// ");
+        put_default(to, property, true);
+        put(to, "\n");
+    }
+    put_key(to, object, key, size, indent);
+    put(to, "\n");
+    size_t i;
+    json_t *variant;
+    json_array_foreach(variants, i, variant)
+    {
+        const json_t *own = json_object_get(variant, "description");
+        bool hidden = (i == 0 && above) || same_string(own, description);
+        put_indent(to, indent);
+        put(to, " | ");
+        put_nullable_type(to, variant, indent + 3, depth);
+        put_variant_comment(to, variant, hidden ? NULL : own, true);
+        put(to, "\n");
+    }
+    put_indent(to, indent);
+    put(to, ",\n");
+}
+
+static void put_property(struct writer *to, const json_t *object, const char *key, size_t size,
+                         const json_t *property, size_t indent, int depth)
+{
+    put_leading_comments(to, property, indent);
+    const json_t *variants = json_object_get(property, "oneOf");
+    if (json_is_array(variants)) {
+        put_union_property(to, object, key, size, property, indent, depth);
+        return;
+    }
+    put_key(to, object, key, size, indent);
+    put(to, " ");
+    put_nullable_type(to, property, indent + 4, depth);
+    put(to, ",");
+    if (!variants && json_object_get(property, "default")) {
+        put(to, " // ");
+        put_default(to, property, true);
+    }
+    put(to, "\n");
+}
+
+static void put_object(struct writer *to, const json_t *schema, size_t indent, int depth)
+{
+    put_comment(to, json_object_get(schema, "description"), indent);
+    put(to, "{\n");
+    json_t *properties = json_object_get(schema, "properties");
+    for (void *at = json_object_iter(properties); at; at = json_object_iter_next(properties, at)) {
+        const char *key = json_object_iter_key(at);
+        put_property(to, schema, key, strlen(key), json_object_iter_value(at), indent, depth);
+    }
+    put_indent(to, indent);
+    put(to, "}");
+}
+
+// The strings of an array between bars, each in `quote`; false if it has none.
+static bool put_choice(struct writer *to, const json_t *strings, const char *quote)
+{
+    bool any = false;
+    size_t i;
+    json_t *string;
+    json_array_foreach(strings, i, string)
+    {
+        if (!json_is_string(string))
+            continue;
+        bool integer = *quote == '\0' && strcmp(json_string_value(string), "integer") == 0;
+        put(to, any ? " | " : "");
+        put(to, quote);
+        if (integer)
+            put(to, "number");
+        else
+            put_string(to, string);
+        put(to, quote);
+        any = true;
+    }
+    return any;
+}
+
+static void put_named_type(struct writer *to, const json_t *schema, const char *name, size_t indent, int depth)
+{
+    if (strcmp(name, "object") == 0) {
+        put_object(to, schema, indent, depth);
+    } else if (strcmp(name, "string") == 0) {
+        if (!put_choice(to, json_object_get(schema, "enum"), "\""))
+            put(to, "string");
+    } else if (strcmp(name, "number") == 0 || strcmp(name, "integer") == 0) {
+        put(to, "number");
+    } else if (strcmp(name, "boolean") == 0) {
+        put(to, "boolean");
+    } else if (strcmp(name, "array") == 0 && json_object_get(schema, "items")) {
+        put_type(to, json_object_get(schema, "items"), indent, depth);
+        put(to, "[]");
+    } else {
+        put(to, strcmp(name, "array") == 0 ? "Array<any>" : "any");
+    }
+}
+
+static void put_type(struct writer *to, const json_t *schema, size_t indent, int depth)
+{
+    if (depth >= DEEPEST) {
+        to->too_deep = true;
+        return;
+    }
+    const json_t *variants = json_object_get(schema, "oneOf"), *type = json_object_get(schema, "type");
+    if (json_is_array(variants))
+        put_union(to, variants, indent, depth + 1);
+    else if (json_is_string(type))
+        put_named_type(to, schema, json_string_value(type), indent, depth + 1);
+    else if (!put_choice(to, type, ""))
+        put(to, "any");
+}
+
+nib_status nib_harmony_put_type(struct nib_buffer *out, struct nib_text schema, struct nib_text what,
+                                struct nib_error *err)
+{
+    json_error_t problem;
+    json_t *root = json_loadb(schema.bytes, schema.size, JSON_DECODE_ANY | JSON_ALLOW_NUL, &problem);
+    int name_size = what.size < 100 ? (int)what.size : 100;
+    const char *name = name_size ? what.bytes : "";
+    if (!root)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "parameters of tool %.*s are not JSON: %s at byte %d", name_size,
+                        name, problem.text, problem.position);
+    struct writer to = {.out = out};
+    put_type(&to, root, 0, 0);
+    json_decref(root);
+    if (to.too_deep)
+        return nib_fail(err, NIB_ERR_LIMIT, "parameters of tool %.*s are nested more than %d deep", name_size,
+                        name, DEEPEST);
+    return NIB_OK;
+}
