@@ -6,8 +6,8 @@
 
 const struct nib_chat_format *nib_chat_format_find(const char *name)
 {
-    static const struct nib_chat_format *const formats[] = {&nib_chat_harmony};
-    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+    static const struct nib_chat_format *const formats[] = {&nib_chat_harmony, NULL};
+    for (size_t i = 0; formats[i]; i++)
         if (strcmp(formats[i]->name, name) == 0)
             return formats[i];
     return NULL;

@@ -3,7 +3,7 @@
 #ifndef NIB_CHAT_FORMAT_H
 #define NIB_CHAT_FORMAT_H
 
-#include "text/text_buffer.h"
+#include "text/writer.h"
 
 enum { NIB_CHAT_CONTROLS = 24 }; // most control tokens of a format
 
@@ -73,7 +73,7 @@ struct nib_chat_parser {
     // the message being read
     struct nib_message open;
     struct nib_as_written written;
-    struct nib_buffer header, text;
+    struct nib_writer header, text;
     struct nib_marks header_marks, text_marks, stray_marks;
     size_t told; // bytes of text that deltas have carried
 };

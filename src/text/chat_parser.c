@@ -23,8 +23,8 @@ void nib_chat_parser_free(struct nib_chat_parser *parser)
     if (!parser)
         return;
     nib_arena_free(parser->arena);
-    nib_buffer_free(&parser->header);
-    nib_buffer_free(&parser->text);
+    nib_writer_free(&parser->header);
+    nib_writer_free(&parser->text);
     free(parser->header_marks.items);
     free(parser->text_marks.items);
     free(parser->stray_marks.items);
@@ -124,7 +124,7 @@ void nib_parser_begin(struct nib_chat_parser *parser)
 
 void nib_parser_put_header(struct nib_chat_parser *parser, struct nib_text bytes)
 {
-    nib_buffer_put_text(&parser->header, bytes);
+    nib_write_text(&parser->header, bytes);
 }
 
 // How many bytes at the end of a text begin a UTF-8 character that is not complete yet.
@@ -146,7 +146,7 @@ static void tell_text(struct nib_chat_parser *parser, size_t end)
 {
     if (end <= parser->told)
         return;
-    parser->open.text = nib_buffer_text(&parser->text);
+    parser->open.text = nib_writer_text(&parser->text);
     struct nib_text delta = {parser->text.bytes + parser->told, end - parser->told};
     parser->told = end;
     tell(parser, NIB_CHAT_DELTA, &parser->open, delta);
@@ -154,8 +154,8 @@ static void tell_text(struct nib_chat_parser *parser, size_t end)
 
 void nib_parser_put_text(struct nib_chat_parser *parser, struct nib_text bytes)
 {
-    nib_buffer_put_text(&parser->text, bytes);
-    struct nib_text text = nib_buffer_text(&parser->text);
+    nib_write_text(&parser->text, bytes);
+    struct nib_text text = nib_writer_text(&parser->text);
     tell_text(parser, text.size - incomplete_tail(text));
 }
 
@@ -194,8 +194,8 @@ static struct nib_message *keep_message(struct nib_chat_parser *parser)
     struct nib_as_written *kept = nib_arena_copy(arena, written, sizeof *written);
     if (!message || !header || !text || !written->header_marks || !written->text_marks || !kept)
         return NULL;
-    struct nib_text *fields[] = {&message->name, &message->recipient, &message->channel, &message->content_type};
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+    struct nib_text *fields[4] = {&message->name, &message->recipient, &message->channel, &message->content_type};
+    for (size_t i = 0; i < 4; i++)
         move_field(fields[i], parser->header.bytes, parser->header.size, header);
     message->text = (struct nib_text){text, parser->text.size};
     message->written = kept;
@@ -208,7 +208,7 @@ void nib_parser_close(struct nib_chat_parser *parser, enum nib_end end, int32_t 
     parser->open.end = end;
     parser->written.end_token = end_token;
     void *messages = parser->messages;
-    bool grown = nib_grow(&messages, &parser->capacity, parser->count, sizeof *parser->messages);
+    bool grown = nib_grow(&messages, &parser->capacity, parser->count, sizeof(void *));
     parser->messages = messages;
     struct nib_message *message = grown ? keep_message(parser) : NULL;
     if (!message) {

@@ -31,14 +31,14 @@ bool nib_pieces_put_borrowed(struct nib_pieces *pieces, struct nib_text text)
 
 bool nib_pieces_put_copy(struct nib_pieces *pieces, const char *prefix, struct nib_text text)
 {
-    size_t prefix_size = strlen(prefix);
-    char *copy = nib_arena_alloc(&pieces->arena, prefix_size + text.size);
+    struct nib_text head = nib_text_of(prefix);
+    char *copy = nib_arena_alloc(&pieces->arena, head.size + text.size);
     if (!copy)
         return false;
-    memcpy(copy, prefix, prefix_size);
+    memcpy(copy, head.bytes, head.size);
     if (text.size)
-        memcpy(copy + prefix_size, text.bytes, text.size);
-    return nib_pieces_put_borrowed(pieces, (struct nib_text){copy, prefix_size + text.size});
+        memcpy(copy + head.size, text.bytes, text.size);
+    return nib_pieces_put_borrowed(pieces, (struct nib_text){copy, head.size + text.size});
 }
 
 bool nib_pieces_put_marked(struct nib_pieces *pieces, struct nib_text text, size_t from,

@@ -22,7 +22,7 @@ nib_status nib_harmony_render_exact(const struct nib_chat *chat, const struct ni
                                     struct nib_pieces *pieces, struct nib_error *err);
 
 // Appends a JSON schema as the TypeScript-like type that harmony shows tools with. `what` names it in messages.
-nib_status nib_harmony_put_type(struct nib_buffer *out, struct nib_text schema, struct nib_text what,
+nib_status nib_harmony_put_type(struct nib_writer *out, struct nib_text schema, struct nib_text what,
                                 struct nib_error *err);
 
 void nib_harmony_begin(struct nib_chat_parser *parser, enum nib_chat_from from);

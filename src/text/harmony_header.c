@@ -23,7 +23,7 @@ struct walk {
 static struct walk walk_header(const struct nib_chat_parser *parser)
 {
     return (struct walk){.chat = parser->chat,
-                         .header = nib_buffer_text(&parser->header),
+                         .header = nib_writer_text(&parser->header),
                          .marks = parser->header_marks.items,
                          .mark_count = parser->header_marks.count,
                          .first = true};
@@ -164,8 +164,8 @@ void nib_harmony_header_to_text(struct nib_chat_parser *parser)
 {
     struct nib_message *message = &parser->open;
     *message = (struct nib_message){.role = NIB_ROLE_ASSISTANT};
-    struct nib_text header = nib_buffer_text(&parser->header);
-    struct nib_buffer rest = {0};
+    struct nib_text header = nib_writer_text(&parser->header);
+    struct nib_writer rest = {0};
     struct walk walk = walk_header(parser);
     size_t kept = 0; // where the bytes begin that are not yet in `rest`
     for (struct word word; next_word(&walk, &word);) {
@@ -174,14 +174,14 @@ void nib_harmony_header_to_text(struct nib_chat_parser *parser)
         if (!role && !read_channel(&word, true, message))
             continue;
         size_t from = (size_t)(word.text.bytes - header.bytes);
-        nib_buffer_put(&rest, header.bytes + kept, from - kept);
+        nib_write(&rest, header.bytes + kept, from - kept);
         kept = from + word.text.size;
     }
     if (header.size > kept)
-        nib_buffer_put(&rest, header.bytes + kept, header.size - kept);
+        nib_write(&rest, header.bytes + kept, header.size - kept);
     parser->failed |= rest.failed;
     parser->written.text_from_header = rest.size;
     nib_parser_begin(parser);
-    nib_parser_put_text(parser, nib_buffer_text(&rest));
-    nib_buffer_free(&rest);
+    nib_parser_put_text(parser, nib_writer_text(&rest));
+    nib_writer_free(&rest);
 }

@@ -1,4 +1,4 @@
-// Tokens to messages. The four states are all there is; every token has a meaning in each of them.
+// Tokens to messages: three states, and every token has a meaning in each of them.
 #include "text/harmony.h"
 
 enum { BETWEEN, HEADER, TEXT };

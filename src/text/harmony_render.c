@@ -10,24 +10,24 @@ static nib_status out_of_memory(struct nib_error *err)
 
 // ---- the system and developer messages' text: sections with an empty line between them
 
-static void begin_section(struct nib_buffer *out)
+static void begin_section(struct nib_writer *out)
 {
     if (out->size)
-        nib_buffer_puts(out, "\n\n");
+        nib_write_string(out, "\n\n");
 }
 
-static void put_line(struct nib_buffer *out, const char *label, struct nib_text value)
+static void put_line(struct nib_writer *out, const char *label, struct nib_text value)
 {
     if (value.size == 0)
         return;
     if (out->size)
-        nib_buffer_puts(out, "\n");
-    nib_buffer_puts(out, label);
-    nib_buffer_put_text(out, value);
+        nib_write_string(out, "\n");
+    nib_write_string(out, label);
+    nib_write_text(out, value);
 }
 
 // Each line behind "\n" and `prefix`; a last line break opens no further line.
-static void put_lines(struct nib_buffer *out, const char *prefix, struct nib_text lines)
+static void put_lines(struct nib_writer *out, const char *prefix, struct nib_text lines)
 {
     for (size_t at = 0; at < lines.size;) {
         const char *line = lines.bytes + at;
@@ -36,63 +36,63 @@ static void put_lines(struct nib_buffer *out, const char *prefix, struct nib_tex
         at += size + 1;
         if (stop && size && line[size - 1] == '\r')
             size--;
-        nib_buffer_puts(out, "\n");
-        nib_buffer_puts(out, prefix);
-        nib_buffer_put(out, line, size);
+        nib_write_string(out, "\n");
+        nib_write_string(out, prefix);
+        nib_write(out, line, size);
     }
 }
 
-static nib_status put_tool(struct nib_buffer *out, const struct nib_tool *tool, struct nib_error *err)
+static nib_status put_tool(struct nib_writer *out, const struct nib_tool *tool, struct nib_error *err)
 {
     put_lines(out, "// ", tool->description);
-    nib_buffer_puts(out, "\ntype ");
-    nib_buffer_put_text(out, tool->name);
+    nib_write_string(out, "\ntype ");
+    nib_write_text(out, tool->name);
     if (tool->parameters.size == 0) {
-        nib_buffer_puts(out, " = () => any;\n");
+        nib_write_string(out, " = () => any;\n");
         return NIB_OK;
     }
-    nib_buffer_puts(out, " = (_: ");
+    nib_write_string(out, " = (_: ");
     nib_status status = nib_harmony_put_type(out, tool->parameters, tool->name, err);
-    nib_buffer_puts(out, ") => any;\n");
+    nib_write_string(out, ") => any;\n");
     return status;
 }
 
-static nib_status put_group(struct nib_buffer *out, const struct nib_tool_group *group, struct nib_error *err)
+static nib_status put_group(struct nib_writer *out, const struct nib_tool_group *group, struct nib_error *err)
 {
     begin_section(out);
-    nib_buffer_puts(out, "## ");
-    nib_buffer_put_text(out, group->name);
-    nib_buffer_puts(out, "\n");
+    nib_write_string(out, "## ");
+    nib_write_text(out, group->name);
+    nib_write_string(out, "\n");
     put_lines(out, group->tool_count ? "// " : "", group->description);
     if (group->tool_count == 0)
         return NIB_OK;
-    nib_buffer_puts(out, "\nnamespace ");
-    nib_buffer_put_text(out, group->name);
-    nib_buffer_puts(out, " {\n");
+    nib_write_string(out, "\nnamespace ");
+    nib_write_text(out, group->name);
+    nib_write_string(out, " {\n");
     for (size_t i = 0; i < group->tool_count; i++) {
         nib_status status = put_tool(out, &group->tools[i], err);
         if (status != NIB_OK)
             return status;
     }
-    nib_buffer_puts(out, "\n} // namespace ");
-    nib_buffer_put_text(out, group->name);
+    nib_write_string(out, "\n} // namespace ");
+    nib_write_text(out, group->name);
     return NIB_OK;
 }
 
-static nib_status put_groups(struct nib_buffer *out, const struct nib_tool_group *groups /* [count] */,
+static nib_status put_groups(struct nib_writer *out, const struct nib_tool_group *groups /* [count] */,
                              size_t count, struct nib_error *err)
 {
     if (count == 0)
         return NIB_OK;
     begin_section(out);
-    nib_buffer_puts(out, "# Tools");
+    nib_write_string(out, "# Tools");
     nib_status status = NIB_OK;
     for (size_t i = 0; i < count && status == NIB_OK; i++)
         status = put_group(out, &groups[i], err);
     return status;
 }
 
-static nib_status put_system(struct nib_buffer *out, const struct nib_conversation *conversation,
+static nib_status put_system(struct nib_writer *out, const struct nib_conversation *conversation,
                              struct nib_error *err)
 {
     static const char *const efforts[] = {
@@ -102,27 +102,27 @@ static nib_status put_system(struct nib_buffer *out, const struct nib_conversati
     put_line(out, "Current date: ", conversation->current_date);
     if (conversation->effort != NIB_EFFORT_UNSAID) {
         begin_section(out);
-        nib_buffer_puts(out, "Reasoning: ");
-        nib_buffer_puts(out, efforts[conversation->effort]);
+        nib_write_string(out, "Reasoning: ");
+        nib_write_string(out, efforts[conversation->effort]);
     }
     nib_status status = put_groups(out, conversation->builtins, conversation->builtin_count, err);
     if (status != NIB_OK || conversation->channels.size == 0)
         return status;
     begin_section(out);
-    nib_buffer_puts(out, "# Valid channels: ");
-    nib_buffer_put_text(out, conversation->channels);
-    nib_buffer_puts(out, ". Channel must be included for every message.");
+    nib_write_string(out, "# Valid channels: ");
+    nib_write_text(out, conversation->channels);
+    nib_write_string(out, ". Channel must be included for every message.");
     if (conversation->tool_count)
-        nib_buffer_puts(out, "\nCalls to these tools must go to the commentary channel: 'functions'.");
+        nib_write_string(out, "\nCalls to these tools must go to the commentary channel: 'functions'.");
     return NIB_OK;
 }
 
-static nib_status put_developer(struct nib_buffer *out, const struct nib_conversation *conversation,
+static nib_status put_developer(struct nib_writer *out, const struct nib_conversation *conversation,
                                 struct nib_error *err)
 {
     if (conversation->instructions.size) {
-        nib_buffer_puts(out, "# Instructions\n\n");
-        nib_buffer_put_text(out, conversation->instructions);
+        nib_write_string(out, "# Instructions\n\n");
+        nib_write_text(out, conversation->instructions);
     }
     struct nib_tool_group functions = {
         .name = nib_text_of("functions"), .tools = conversation->tools, .tool_count = conversation->tool_count};
@@ -130,16 +130,16 @@ static nib_status put_developer(struct nib_buffer *out, const struct nib_convers
     if (status != NIB_OK || conversation->response_count == 0)
         return status;
     begin_section(out);
-    nib_buffer_puts(out, "# Response Formats");
+    nib_write_string(out, "# Response Formats");
     for (size_t i = 0; i < conversation->response_count; i++) {
         const struct nib_response_format *response = &conversation->responses[i];
         begin_section(out);
-        nib_buffer_puts(out, "## ");
-        nib_buffer_put_text(out, response->name);
-        nib_buffer_puts(out, "\n");
+        nib_write_string(out, "## ");
+        nib_write_text(out, response->name);
+        nib_write_string(out, "\n");
         put_lines(out, "// ", response->description);
-        nib_buffer_puts(out, "\n");
-        nib_buffer_put_text(out, response->schema);
+        nib_write_string(out, "\n");
+        nib_write_text(out, response->schema);
     }
     return NIB_OK;
 }
@@ -209,7 +209,7 @@ static nib_status put_message(const struct nib_chat *chat, const struct nib_mess
 }
 
 // A message whose text was built here; none if there is nothing to say.
-static nib_status put_built(const struct nib_chat *chat, enum nib_role role, struct nib_buffer *text,
+static nib_status put_built(const struct nib_chat *chat, enum nib_role role, struct nib_writer *text,
                             struct nib_pieces *pieces, struct nib_error *err)
 {
     if (text->failed)
@@ -238,7 +238,7 @@ static size_t answered(const struct nib_conversation *conversation)
 nib_status nib_harmony_render(const struct nib_chat *chat, const struct nib_conversation *conversation,
                               struct nib_pieces *pieces, struct nib_error *err)
 {
-    struct nib_buffer text = {0};
+    struct nib_writer text = {0};
     nib_status status = put_system(&text, conversation, err);
     if (status == NIB_OK)
         status = put_built(chat, NIB_ROLE_SYSTEM, &text, pieces, err);
@@ -247,7 +247,7 @@ nib_status nib_harmony_render(const struct nib_chat *chat, const struct nib_conv
         status = put_developer(&text, conversation, err);
     if (status == NIB_OK)
         status = put_built(chat, NIB_ROLE_DEVELOPER, &text, pieces, err);
-    nib_buffer_free(&text);
+    nib_writer_free(&text);
 
     size_t past = answered(conversation);
     for (size_t i = 0; i < conversation->message_count && status == NIB_OK; i++) {

@@ -10,30 +10,30 @@
 
 enum { DEEPEST = 64 };
 
-struct writer {
-    struct nib_buffer *out;
+struct type_writer {
+    struct nib_writer *out;
     bool too_deep;
 };
 
-static void put_type(struct writer *to, const json_t *schema, size_t indent, int depth);
+static void put_type(struct type_writer *to, const json_t *schema, size_t indent, int depth);
 
-static void put(struct writer *to, const char *string)
+static void put(struct type_writer *to, const char *string)
 {
-    nib_buffer_puts(to->out, string);
+    nib_write_string(to->out, string);
 }
 
-static void put_indent(struct writer *to, size_t indent)
+static void put_indent(struct type_writer *to, size_t indent)
 {
     while (indent-- > 0)
         put(to, " ");
 }
 
-static void put_string(struct writer *to, const json_t *string)
+static void put_string(struct type_writer *to, const json_t *string)
 {
-    nib_buffer_put(to->out, json_string_value(string), json_string_length(string));
+    nib_write(to->out, json_string_value(string), json_string_length(string));
 }
 
-static void put_comment(struct writer *to, const json_t *string, size_t indent)
+static void put_comment(struct type_writer *to, const json_t *string, size_t indent)
 {
     if (!json_is_string(string))
         return;
@@ -44,7 +44,7 @@ static void put_comment(struct writer *to, const json_t *string, size_t indent)
 }
 
 // A value as compact JSON, its reals in as few digits as read back the same.
-static void put_json(struct writer *to, const json_t *value)
+static void put_json(struct type_writer *to, const json_t *value)
 {
     for (size_t digits = 15; digits <= 17; digits++) {
         char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
@@ -69,7 +69,7 @@ static bool is_enum(const json_t *schema)
 }
 
 // "default: …": a plain string in quotes; one of an enum bare, or as JSON where a union's variant has it.
-static void put_default(struct writer *to, const json_t *schema, bool bare_enum)
+static void put_default(struct type_writer *to, const json_t *schema, bool bare_enum)
 {
     const json_t *value = json_object_get(schema, "default");
     put(to, "default: ");
@@ -83,7 +83,7 @@ static void put_default(struct writer *to, const json_t *schema, bool bare_enum)
     put(to, quote);
 }
 
-static void put_nullable_type(struct writer *to, const json_t *schema, size_t indent, int depth)
+static void put_nullable_type(struct type_writer *to, const json_t *schema, size_t indent, int depth)
 {
     size_t from = to->out->size;
     put_type(to, schema, indent, depth);
@@ -94,7 +94,7 @@ static void put_nullable_type(struct writer *to, const json_t *schema, size_t in
 }
 
 // Behind a variant's type.
-static void put_variant_comment(struct writer *to, const json_t *variant, const json_t *description,
+static void put_variant_comment(struct type_writer *to, const json_t *variant, const json_t *description,
                                 bool bare_enum)
 {
     bool described = json_is_string(description), defaulted = json_object_get(variant, "default") != NULL;
@@ -109,7 +109,7 @@ static void put_variant_comment(struct writer *to, const json_t *variant, const 
         put_default(to, variant, bare_enum);
 }
 
-static void put_union(struct writer *to, const json_t *variants, size_t indent, int depth)
+static void put_union(struct type_writer *to, const json_t *variants, size_t indent, int depth)
 {
     size_t i;
     json_t *variant;
@@ -124,7 +124,7 @@ static void put_union(struct writer *to, const json_t *variants, size_t indent, 
 }
 
 // The name of a property and whether it may be left out.
-static void put_key(struct writer *to, const json_t *object, const char *key, size_t size, size_t indent)
+static void put_key(struct type_writer *to, const json_t *object, const char *key, size_t size, size_t indent)
 {
     bool required = false;
     size_t i;
@@ -133,11 +133,11 @@ static void put_key(struct writer *to, const json_t *object, const char *key, si
         json_string_length(name) == size && json_is_string(name) &&
         memcmp(json_string_value(name), key, size) == 0;
     put_indent(to, indent);
-    nib_buffer_put(to->out, key, size);
+    nib_write(to->out, key, size);
     put(to, required ? ":" : "?:");
 }
 
-static void put_examples(struct writer *to, const json_t *examples, size_t indent)
+static void put_examples(struct type_writer *to, const json_t *examples, size_t indent)
 {
     if (json_array_size(examples) == 0)
         return;
@@ -156,7 +156,7 @@ static void put_examples(struct writer *to, const json_t *examples, size_t inden
     }
 }
 
-static void put_leading_comments(struct writer *to, const json_t *property, size_t indent)
+static void put_leading_comments(struct type_writer *to, const json_t *property, size_t indent)
 {
     const json_t *title = json_object_get(property, "title");
     put_comment(to, title, indent);
@@ -176,7 +176,7 @@ static bool same_string(const json_t *a, const json_t *b)
 
 // A property that is a union: its description above it, unless the first variant says the same. A description above
 // stands in for the first variant's own.
-static void put_union_property(struct writer *to, const json_t *object, const char *key, size_t size,
+static void put_union_property(struct type_writer *to, const json_t *object, const char *key, size_t size,
                                const json_t *property, size_t indent, int depth)
 {
     const json_t *variants = json_object_get(property, "oneOf");
@@ -209,7 +209,7 @@ static void put_union_property(struct writer *to, const json_t *object, const ch
     put(to, ",\n");
 }
 
-static void put_property(struct writer *to, const json_t *object, const char *key, size_t size,
+static void put_property(struct type_writer *to, const json_t *object, const char *key, size_t size,
                          const json_t *property, size_t indent, int depth)
 {
     put_leading_comments(to, property, indent);
@@ -229,7 +229,7 @@ static void put_property(struct writer *to, const json_t *object, const char *ke
     put(to, "\n");
 }
 
-static void put_object(struct writer *to, const json_t *schema, size_t indent, int depth)
+static void put_object(struct type_writer *to, const json_t *schema, size_t indent, int depth)
 {
     put_comment(to, json_object_get(schema, "description"), indent);
     put(to, "{\n");
@@ -243,7 +243,7 @@ static void put_object(struct writer *to, const json_t *schema, size_t indent, i
 }
 
 // The strings of an array between bars, each in `quote`; false if it has none.
-static bool put_choice(struct writer *to, const json_t *strings, const char *quote)
+static bool put_choice(struct type_writer *to, const json_t *strings, const char *quote)
 {
     bool any = false;
     size_t i;
@@ -265,7 +265,8 @@ static bool put_choice(struct writer *to, const json_t *strings, const char *quo
     return any;
 }
 
-static void put_named_type(struct writer *to, const json_t *schema, const char *name, size_t indent, int depth)
+static void put_named_type(struct type_writer *to, const json_t *schema, const char *name, size_t indent,
+                           int depth)
 {
     if (strcmp(name, "object") == 0) {
         put_object(to, schema, indent, depth);
@@ -284,7 +285,7 @@ static void put_named_type(struct writer *to, const json_t *schema, const char *
     }
 }
 
-static void put_type(struct writer *to, const json_t *schema, size_t indent, int depth)
+static void put_type(struct type_writer *to, const json_t *schema, size_t indent, int depth)
 {
     if (depth >= DEEPEST) {
         to->too_deep = true;
@@ -299,7 +300,7 @@ static void put_type(struct writer *to, const json_t *schema, size_t indent, int
         put(to, "any");
 }
 
-nib_status nib_harmony_put_type(struct nib_buffer *out, struct nib_text schema, struct nib_text what,
+nib_status nib_harmony_put_type(struct nib_writer *out, struct nib_text schema, struct nib_text what,
                                 struct nib_error *err)
 {
     json_error_t problem;
@@ -309,7 +310,7 @@ nib_status nib_harmony_put_type(struct nib_buffer *out, struct nib_text schema, 
     if (!root)
         return nib_fail(err, NIB_ERR_ARGUMENT, "parameters of tool %.*s are not JSON: %s at byte %d", name_size,
                         name, problem.text, problem.position);
-    struct writer to = {.out = out};
+    struct type_writer to = {.out = out};
     put_type(&to, root, 0, 0);
     json_decref(root);
     if (to.too_deep)

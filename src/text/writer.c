@@ -1,4 +1,4 @@
-#include "text/text_buffer.h"
+#include "text/writer.h"
 
 #include <stdalign.h>
 #include <stdlib.h>
@@ -18,30 +18,30 @@ bool nib_grow(void **items, size_t *capacity, size_t count, size_t item_size)
     return true;
 }
 
-void nib_buffer_put(struct nib_buffer *buffer, const char *bytes, size_t size)
+void nib_write(struct nib_writer *writer, const char *bytes, size_t size)
 {
-    if (size == 0 || buffer->failed)
+    if (size == 0 || writer->failed)
         return;
-    if (size > buffer->capacity - buffer->size) {
-        size_t wanted = buffer->capacity ? buffer->capacity : 64;
-        while (wanted - buffer->size < size && wanted <= SIZE_MAX / 4)
+    if (size > writer->capacity - writer->size) {
+        size_t wanted = writer->capacity ? writer->capacity : 64;
+        while (wanted - writer->size < size && wanted <= SIZE_MAX / 4)
             wanted *= 2;
-        char *grown = wanted - buffer->size < size ? NULL : realloc(buffer->bytes, wanted);
+        char *grown = wanted - writer->size < size ? NULL : realloc(writer->bytes, wanted);
         if (!grown) {
-            buffer->failed = true;
+            writer->failed = true;
             return;
         }
-        buffer->bytes = grown;
-        buffer->capacity = wanted;
+        writer->bytes = grown;
+        writer->capacity = wanted;
     }
-    memcpy(buffer->bytes + buffer->size, bytes, size);
-    buffer->size += size;
+    memcpy(writer->bytes + writer->size, bytes, size);
+    writer->size += size;
 }
 
-void nib_buffer_free(struct nib_buffer *buffer)
+void nib_writer_free(struct nib_writer *writer)
 {
-    free(buffer->bytes);
-    *buffer = (struct nib_buffer){0};
+    free(writer->bytes);
+    *writer = (struct nib_writer){0};
 }
 
 // The newest block comes first; only it has room left.

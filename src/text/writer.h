@@ -1,0 +1,45 @@
+// Growing bytes, and an arena for bytes that must not move. A writer remembers that memory ran out (`failed`), so that
+// whoever writes asks once, at the end.
+#ifndef NIB_TEXT_WRITER_H
+#define NIB_TEXT_WRITER_H
+
+#include "nibble/chat.h"
+
+struct nib_writer {
+    char *bytes; /* [size] */
+    size_t size, capacity;
+    bool failed;
+};
+
+void nib_write(struct nib_writer *writer, const char *bytes /* [size] */, size_t size);
+void nib_writer_free(struct nib_writer *writer);
+
+static inline void nib_write_string(struct nib_writer *writer, const char *string)
+{
+    nib_write(writer, string, strlen(string));
+}
+
+static inline void nib_write_text(struct nib_writer *writer, struct nib_text text)
+{
+    nib_write(writer, text.bytes, text.size);
+}
+
+static inline struct nib_text nib_writer_text(const struct nib_writer *writer)
+{
+    return (struct nib_text){writer->bytes, writer->size};
+}
+
+// Grows an array of `item_size` bytes an item to hold `count + 1`; false when memory is out.
+bool nib_grow(void **items, size_t *capacity, size_t count, size_t item_size);
+
+struct nib_arena;
+
+// Memory aligned for any type, released with the arena; *arena is created when NULL. NULL when memory is out.
+void *nib_arena_alloc(struct nib_arena **arena, size_t size);
+
+// A copy of `size` bytes; of 0 bytes it is any non-NULL pointer.
+void *nib_arena_copy(struct nib_arena **arena, const void *bytes, size_t size);
+
+void nib_arena_free(struct nib_arena *arena);
+
+#endif
