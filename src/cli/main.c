@@ -1,0 +1,48 @@
+// nibble: run, inspect, check, evaluate and measure MXFP4 mixture-of-experts models.
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/commands.h"
+#include "nibble/version.h"
+
+int report_error(const struct nib_error *err)
+{
+    fprintf(stderr, "nibble: %s\n", err->message);
+    return 1;
+}
+
+static void print_commands(FILE *out, const char *usage, const struct nib_command *commands, int count)
+{
+    fprintf(out, "%s\n\n", usage);
+    for (int i = 0; i < count; i++)
+        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
+}
+
+int dispatch(const char *usage, const struct nib_command *commands, int count, int argc, char **argv)
+{
+    if (argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0)) {
+        print_commands(stdout, usage, commands, count);
+        return 0;
+    }
+    for (int i = 0; argc > 0 && i < count; i++)
+        if (strcmp(argv[0], commands[i].name) == 0)
+            return commands[i].run(argc - 1, argv + 1);
+    if (argc > 0)
+        fprintf(stderr, "nibble: unknown command \"%s\"\n", argv[0]);
+    print_commands(stderr, usage, commands, count);
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct nib_command commands[] = {
+        {"check", "compare a model's logits and greedy tokens with stored ones", cmd_check},
+    };
+    if (argc > 1 && strcmp(argv[1], "--version") == 0) {
+        printf("nibble %s\n", NIB_VERSION);
+        return 0;
+    }
+    return dispatch("nibble: MXFP4 mixture-of-experts models on CPUs, straight from the packed weights.\n"
+                    "usage: nibble COMMAND [ARGUMENTS]   (nibble COMMAND --help says more)",
+                    commands, sizeof commands / sizeof *commands, argc - 1, argv + 1);
+}

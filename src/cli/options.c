@@ -1,0 +1,161 @@
+#include "cli/options.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void print_default(const struct nib_option *option)
+{
+    switch (option->kind) {
+    case NIB_OPTION_INT:
+        printf(" [%lld]", (long long)*(int64_t *)option->target);
+        break;
+    case NIB_OPTION_REAL:
+        printf(" [%g]", *(double *)option->target);
+        break;
+    case NIB_OPTION_STRING:
+    case NIB_OPTION_CHOICE:
+        if (*(const char **)option->target)
+            printf(" [%s]", *(const char **)option->target);
+        break;
+    case NIB_OPTION_FLAG:
+        break;
+    }
+}
+
+static void print_help(const struct nib_usage *usage)
+{
+    printf("usage: %s %s%s[OPTIONS]\n\n%s\n\noptions:\n", usage->command, usage->arguments,
+           *usage->arguments ? " " : "", usage->summary);
+    for (int i = 0; i < usage->n_options; i++) {
+        const struct nib_option *option = &usage->options[i];
+        char left[64];
+        snprintf(left, sizeof left, "%s %s", option->name, option->value ? option->value : "");
+        printf("  %-26s %s", left, option->help);
+        print_default(option);
+        printf("\n");
+    }
+    printf("  %-26s this text\n", "--help");
+}
+
+static bool mistake(const struct nib_usage *usage, int *exit_code, const char *what, const char *which)
+{
+    fprintf(stderr, "nibble: %s%s%s; %s --help lists the options\n", what, *which ? " " : "", which,
+            usage->command);
+    *exit_code = 2;
+    return false;
+}
+
+static bool one_of(const char *words, const char *text)
+{
+    size_t length = strlen(text);
+    for (const char *word = words; word; word = strchr(word, '|') ? strchr(word, '|') + 1 : NULL)
+        if (length && strncmp(word, text, length) == 0 && (word[length] == '|' || word[length] == 0))
+            return true;
+    return false;
+}
+
+static bool set_value(const struct nib_option *option, const char *text, char *problem, size_t capacity)
+{
+    char *end;
+    errno = 0;
+    if (option->kind == NIB_OPTION_INT) {
+        long long value = strtoll(text, &end, 10);
+        if (end == text || *end || errno || (double)value < option->low || (double)value > option->high) {
+            snprintf(problem, capacity, "%s takes a whole number from %.0f to %.0f, not", option->name,
+                     option->low, option->high);
+            return false;
+        }
+        *(int64_t *)option->target = value;
+    } else if (option->kind == NIB_OPTION_REAL) {
+        double value = strtod(text, &end);
+        if (end == text || *end || !(value >= option->low && value <= option->high)) {
+            snprintf(problem, capacity, "%s takes a number from %g to %g, not", option->name, option->low,
+                     option->high);
+            return false;
+        }
+        *(double *)option->target = value;
+    } else {
+        if (option->kind == NIB_OPTION_CHOICE && !one_of(option->value, text)) {
+            snprintf(problem, capacity, "%s takes %s, not", option->name, option->value);
+            return false;
+        }
+        *(const char **)option->target = text;
+    }
+    return true;
+}
+
+// The option that argv names as "--name" or "--name=value"; *value points behind the '='.
+static const struct nib_option *find_option(const struct nib_usage *usage, const char *argument,
+                                            const char **value)
+{
+    for (int i = 0; i < usage->n_options; i++) {
+        size_t length = strlen(usage->options[i].name);
+        if (strncmp(argument, usage->options[i].name, length) != 0)
+            continue;
+        if (argument[length] == 0 || argument[length] == '=') {
+            *value = argument[length] ? argument + length + 1 : NULL;
+            return &usage->options[i];
+        }
+    }
+    return NULL;
+}
+
+bool nib_parse_options(const struct nib_usage *usage, int argc, char **argv, int *exit_code)
+{
+    int positionals = 0;
+    bool only_positionals = false;
+    for (int i = 0; i < argc; i++) {
+        const char *argument = argv[i], *value = NULL;
+        if (!only_positionals && (strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0)) {
+            print_help(usage);
+            *exit_code = 0;
+            return false;
+        }
+        if (!only_positionals && strcmp(argument, "--") == 0) {
+            only_positionals = true;
+            continue;
+        }
+        if (only_positionals || argument[0] != '-' || argument[1] == 0) {
+            if (positionals == usage->n_positionals)
+                return mistake(usage, exit_code, "one argument too many:", argument);
+            usage->positionals[positionals++] = argument;
+            continue;
+        }
+        const struct nib_option *option = find_option(usage, argument, &value);
+        if (!option)
+            return mistake(usage, exit_code, "unknown option", argument);
+        if (option->kind == NIB_OPTION_FLAG) {
+            if (value)
+                return mistake(usage, exit_code, "no value belongs to", option->name);
+            *(bool *)option->target = true;
+            continue;
+        }
+        if (!value && ++i == argc)
+            return mistake(usage, exit_code, "a value is missing behind", argument);
+        char problem[128];
+        if (!value)
+            value = argv[i];
+        if (!set_value(option, value, problem, sizeof problem))
+            return mistake(usage, exit_code, problem, value);
+    }
+    if (positionals < usage->min_positionals)
+        return mistake(usage, exit_code, "usage:", usage->arguments);
+    return true;
+}
+
+int nib_parse_list(const char *text, int64_t high, int64_t *numbers, int capacity)
+{
+    int count = 0;
+    for (const char *p = text;;) {
+        char *end;
+        long long value = strtoll(p, &end, 10);
+        if (end == p || value < 1 || value > high || count == capacity || (*end && *end != ','))
+            return 0;
+        numbers[count++] = value;
+        if (!*end)
+            return count;
+        p = end + 1;
+    }
+}
