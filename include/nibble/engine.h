@@ -116,6 +116,9 @@ struct nib_token_logprob {
 
 #define NIB_MAX_TOP_LOGPROBS 20
 
+// log(sum(exp(logits))), summed in double: minus it, a logit is a log-probability.
+double nib_log_sum_exp(const float *logits /* [n] */, int64_t n);
+
 // ---- batches: requests in, tokens out ----
 
 enum nib_finish {

@@ -32,7 +32,4 @@ int32_t nib_sampler_pick(struct nib_sampler *sampler, struct nib_sampler_scratch
 void nib_logprobs(struct nib_sampler_scratch *scratch, const float *logits /* [vocab] */, int32_t vocab,
                   int32_t token, float *logprob, struct nib_token_logprob *top /* [n_top] */, int32_t n_top);
 
-// log(sum(exp(logits))) in double.
-double nib_log_sum_exp(const float *logits /* [n] */, int64_t n);
-
 #endif

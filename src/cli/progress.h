@@ -1,0 +1,22 @@
+// A progress bar on stderr, silent when stderr is no terminal or the work is short.
+#ifndef NIB_CLI_PROGRESS_H
+#define NIB_CLI_PROGRESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct nib_progress {
+    const char *label;
+    int64_t total; // units of work
+    const char *unit;
+    double started, drawn; // seconds of the monotonic clock
+    bool visible;
+};
+
+double nib_seconds(void); // the monotonic clock
+
+void nib_progress_begin(struct nib_progress *progress, const char *label, int64_t total, const char *unit);
+void nib_progress_update(struct nib_progress *progress, int64_t done);
+void nib_progress_end(struct nib_progress *progress); // clears the line
+
+#endif

@@ -1,0 +1,106 @@
+#include "cli/session.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+
+struct session_options session_defaults(void)
+{
+    return (struct session_options){.device = "cpu"};
+}
+
+static double gib(uint64_t bytes)
+{
+    return (double)bytes / (1024.0 * 1024 * 1024);
+}
+
+void print_memory_plan(const struct nib_memory_plan *plan)
+{
+    fprintf(stderr,
+            "memory: %.2f GiB of %.2f available: weights %.2f (mapped), KV cache %.2f (%lld tokens), "
+            "buffers %.2f, scratch %.2f\n",
+            gib(plan->total_bytes), gib(plan->available_bytes), gib(plan->weights_bytes), gib(plan->cache_bytes),
+            (long long)plan->cache_tokens, gib(plan->buffer_bytes), gib(plan->scratch_bytes));
+}
+
+static void on_plan(void *user, const struct nib_memory_plan *plan)
+{
+    const struct session_options *options = user;
+    if (options->print_plan)
+        print_memory_plan(plan);
+}
+
+nib_status open_tokenizer(const char *folder, struct nib_tokenizer **tokenizer, struct nib_error *err)
+{
+    return nib_tokenizer_open(tokenizer, folder, nib_tokenizer_preset_find("o200k_harmony"), err);
+}
+
+// Ids from the configs; a folder without any still stops at harmony's ends of turn.
+static nib_status read_stop_tokens(struct session *session, struct nib_error *err)
+{
+    int capacity = (int)(sizeof session->stop_tokens / sizeof *session->stop_tokens), count = 0;
+    nib_status status = nib_checkpoint_eos_ids(nib_engine_checkpoint(session->engine), session->stop_tokens,
+                                               capacity, &count, err);
+    if (status)
+        return status;
+    static const char *const ends[] = {"<|return|>", "<|call|>", "<|endoftext|>"};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends && count < capacity; i++) {
+        int32_t id = nib_tokenizer_find_added(session->tokenizer, ends[i]);
+        bool known = id < 0;
+        for (int j = 0; j < count; j++)
+            known |= session->stop_tokens[j] == id;
+        if (!known)
+            session->stop_tokens[count++] = id;
+    }
+    session->n_stop_tokens = count;
+    return NIB_OK;
+}
+
+static void warn_unused(const struct nib_checkpoint *checkpoint)
+{
+    const struct nib_tensor *first = nib_checkpoint_next_unused(checkpoint, NULL);
+    int count = 0;
+    for (const struct nib_tensor *t = first; t; t = nib_checkpoint_next_unused(checkpoint, t))
+        count++;
+    if (count)
+        fprintf(stderr, "nibble: %d tensor%s of the checkpoint not used by the model, the first is %s\n", count,
+                count == 1 ? " is" : "s are", first->name);
+}
+
+nib_status session_open(struct session *session, const char *path, const struct session_options *options,
+                        struct nib_error *err)
+{
+    memset(session, 0, sizeof *session);
+    struct session_options mutable_options = *options;
+    struct nib_engine_options engine = {
+        .device = options->device,
+        .threads = (int)options->threads,
+        .context = (int32_t)options->context,
+        .max_sequences = (int32_t)options->max_sequences,
+        .max_step_tokens = (int32_t)options->max_step_tokens,
+        .max_outputs = (int32_t)options->max_outputs,
+        .cache_tokens = options->cache_tokens,
+        .force = options->force,
+        .on_plan = on_plan,
+        .user = &mutable_options,
+    };
+    nib_status status = nib_engine_open(path, &engine, &session->engine, err);
+    if (!status)
+        status = open_tokenizer(path, &session->tokenizer, err);
+    if (!status)
+        status = read_stop_tokens(session, err);
+    if (status) {
+        session_close(session);
+        return status;
+    }
+    warn_unused(nib_engine_checkpoint(session->engine));
+    return NIB_OK;
+}
+
+void session_close(struct session *session)
+{
+    nib_engine_close(session->engine);
+    nib_tokenizer_close(session->tokenizer);
+    memset(session, 0, sizeof *session);
+}

@@ -1,0 +1,37 @@
+// What the commands that run a model open together: engine, tokenizer, and the tokens that end an answer.
+#ifndef NIB_CLI_SESSION_H
+#define NIB_CLI_SESSION_H
+
+#include "nibble/engine.h"
+#include "nibble/tokenizer.h"
+
+// Numbers as the command line's options hold them; zero means the engine's default.
+struct session_options {
+    const char *device;
+    int64_t threads, context, max_sequences, max_step_tokens, max_outputs, cache_tokens;
+    bool force;
+    bool print_plan; // on stderr, before anything is allocated
+};
+
+struct session_options session_defaults(void);
+
+struct session {
+    struct nib_engine *engine;
+    struct nib_tokenizer *tokenizer;
+    int32_t stop_tokens[16];
+    int32_t n_stop_tokens;
+};
+
+// On failure everything is closed again and `session` is zero. A warning about tensors that the model does not use goes
+// to stderr.
+nib_status session_open(struct session *session, const char *path, const struct session_options *options,
+                        struct nib_error *err);
+void session_close(struct session *session); // fine on a zero session
+
+// The engine's memory plan as a few lines of text.
+void print_memory_plan(const struct nib_memory_plan *plan);
+
+// The tokenizer of a checkpoint folder: tokenizer.json, or OpenAI's ranks with the built-in pattern.
+nib_status open_tokenizer(const char *folder, struct nib_tokenizer **tokenizer, struct nib_error *err);
+
+#endif
