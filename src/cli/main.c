@@ -37,6 +37,7 @@ int main(int argc, char **argv)
 {
     static const struct nib_command commands[] = {
         {"check", "compare a model's logits and greedy tokens with stored ones", cmd_check},
+        {"eval", "negative log-likelihood of a text, accuracy on tasks", cmd_eval},
     };
     if (argc > 1 && strcmp(argv[1], "--version") == 0) {
         printf("nibble %s\n", NIB_VERSION);
