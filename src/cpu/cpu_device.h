@@ -1,0 +1,98 @@
+// What the cpu device keeps, and the small helpers that its operations share.
+#ifndef NIB_CPU_CPU_DEVICE_H
+#define NIB_CPU_CPU_DEVICE_H
+
+#include "cpu/cpu_kernels.h"
+#include "ops/ops.h"
+
+enum {
+    NIB_CPU_ALIGN = 64,
+    NIB_ATTEND_ROWS = 64,    // query rows (tokens times heads) that one thread attends at a time, at most
+    NIB_ATTEND_RANGE = 1024, // keys whose attention is summed on its own before the ranges are merged in order
+};
+
+struct nib_device {
+    struct nib_device_options options;
+    struct nib_scratch_query limits;
+    const struct nib_cpu_kernels *kernels;
+    const struct nib_step *step; // between begin and end
+    struct nib_error error;      // the first failure since begin
+
+    uint16_t *rounded;    /* [max_tokens, nib_rounded_pitch(widest)] inputs of linears and MoE layers as bf16 */
+    void *attend_scratch; /* [threads] of attend_scratch_bytes */
+    size_t attend_scratch_bytes;
+    float *partials; /* [partial_rows, partial_pitch]: output, largest, sum of a row over one range */
+    int64_t partial_rows, partial_pitch;
+    void *moe_scratch; // grown when a layer is bound
+    size_t moe_scratch_bytes;
+};
+
+struct nib_moe {
+    struct nib_moe_plan *plan;
+};
+
+static inline int64_t nib_round_up(int64_t value, int64_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+// Elements from one row of rounded inputs to the next: whole 64-byte vectors, and never a multiple of 2 KiB, which would
+// put the tokens of a tile into the same few sets of the first-level cache.
+static inline int64_t nib_rounded_pitch(int64_t cols)
+{
+    int64_t pitch = nib_round_up(cols, 32);
+    return pitch % 1024 ? pitch : pitch + 32;
+}
+
+static inline float *nib_buffer_row(struct nib_buffer buffer, int64_t row)
+{
+    return (float *)buffer.data + row * buffer.width;
+}
+
+// One element of a bound weight as fp32.
+static inline float nib_weight_element(const struct nib_weight *weight, int64_t index)
+{
+    if (weight->dtype == NIB_F32)
+        return ((const float *)weight->data)[index];
+    uint16_t bits = ((const uint16_t *)weight->data)[index];
+    return weight->dtype == NIB_F16 ? nib_f16_to_f32(bits) : nib_bf16_to_f32(bits);
+}
+
+// Threads worth waking for `work` elementary operations: one for what a single thread does in a few microseconds.
+static inline int nib_cpu_threads(const struct nib_device *device, int64_t work)
+{
+    return work < 32768 ? 1 : device->options.threads;
+}
+
+// The cached row of a position, or NULL where its page is freed.
+static inline uint16_t *nib_cached_row(const struct nib_step *step, struct nib_cache cache, int64_t sequence,
+                                       int64_t position)
+{
+    const int32_t *table = step->page_tables + (cache.group * step->n_sequences + sequence) * step->table_width;
+    int64_t page = table[position / step->page_tokens];
+    if (page < 0)
+        return NULL;
+    return (uint16_t *)cache.data + (page * step->page_tokens + position % step->page_tokens) * cache.width;
+}
+
+// Bytes of one thread's scratch for attention, and the pitches of its parts.
+size_t nib_cpu_attend_scratch_bytes(const struct nib_scratch_query *query);
+
+void nib_cpu_embed(struct nib_device *device, struct nib_buffer y, const struct nib_weight *table);
+void nib_cpu_rms_norm(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
+                      const struct nib_weight *weight, float eps);
+void nib_cpu_linear(struct nib_device *device, int64_t rows, struct nib_buffer x,
+                    const struct nib_projection *projections, int n_projections);
+void nib_cpu_rope(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
+                  const struct nib_rope *rope);
+void nib_cpu_append(struct nib_device *device, struct nib_cache cache, struct nib_buffer x);
+void nib_cpu_attend(struct nib_device *device, struct nib_buffer y, struct nib_buffer q, struct nib_cache keys,
+                    struct nib_cache values, const struct nib_attend *attend);
+void nib_cpu_route(struct nib_device *device, struct nib_routes routes, struct nib_buffer logits,
+                   const struct nib_router *router);
+void nib_cpu_moe(struct nib_device *device, struct nib_buffer y, struct nib_buffer x, struct nib_routes routes,
+                 const struct nib_moe *moe);
+void nib_cpu_add(struct nib_device *device, struct nib_buffer x, struct nib_buffer y);
+void nib_cpu_gather(struct nib_device *device, struct nib_buffer y, struct nib_buffer x);
+
+#endif

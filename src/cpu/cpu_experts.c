@@ -1,0 +1,27 @@
+// moe: the MoE layer call on inputs rounded to bf16.
+#include "cpu/cpu_device.h"
+
+void nib_cpu_moe(struct nib_device *device, struct nib_buffer y, struct nib_buffer x, struct nib_routes routes,
+                 const struct nib_moe *moe)
+{
+    int64_t tokens = device->step->n_tokens;
+    if (device->error.status)
+        return;
+#pragma omp parallel for num_threads(nib_cpu_threads(device, tokens *x.width))
+    for (int64_t t = 0; t < tokens; t++)
+        device->kernels->round_bf16(nib_buffer_row(x, t), x.width, device->rounded + t * x.width);
+    struct nib_moe_call call = {
+        .tokens = tokens,
+        .top_k = routes.top_k,
+        .threads = device->options.threads,
+        .x_dtype = NIB_BF16,
+        .x = device->rounded,
+        .expert_ids = routes.expert_ids,
+        .routing_weights = routes.weights,
+        .y_dtype = NIB_F32,
+        .y = y.data,
+        .scratch = device->moe_scratch,
+        .scratch_bytes = device->moe_scratch_bytes,
+    };
+    nib_moe_run(moe->plan, &call, &device->error);
+}

@@ -1,0 +1,104 @@
+// bf16 inputs times bf16 weights with vdpbf16ps, the weights read once where they lie. Each (token, row) has one
+// accumulator of 16 lanes of pairs that runs through the columns in order, so its bits do not depend on the tile.
+#include "cpu/cpu_kernels.h"
+#include "cpu/vec_avx512.h"
+
+enum {
+    ROWS = 4,
+    TOKENS = 6,             // 24 accumulators
+    AHEAD = 8192,           // bytes ahead in the weights
+    CACHED_BYTES = 1 << 19, // inputs that stay in the second-level cache while the weights pass
+};
+
+static inline __mmask32 first_of_32(int64_t n)
+{
+    return (__mmask32)((1ull << n) - 1u);
+}
+
+static inline __attribute__((always_inline)) void tile(int rows, int tokens, const struct nib_linear_part *part,
+                                                       int64_t row, int64_t token)
+{
+    const uint16_t *weight = (const uint16_t *)part->weight + row * part->cols;
+    const uint16_t *x = (const uint16_t *)part->x + token * part->x_pitch;
+    __m512 sum[ROWS][TOKENS];
+    for (int r = 0; r < ROWS; r++)
+        for (int t = 0; t < tokens; t++)
+            sum[r][t] = _mm512_setzero_ps();
+    int64_t k = 0;
+    for (; k + 32 <= part->cols; k += 32) {
+        __m512bh w[ROWS];
+        for (int r = 0; r < rows; r++) {
+            w[r] = (__m512bh)_mm512_loadu_si512(weight + r * part->cols + k);
+            _mm_prefetch((const char *)(weight + r * part->cols + k) + AHEAD, _MM_HINT_T0);
+        }
+        for (int t = 0; t < tokens; t++) {
+            __m512bh in = (__m512bh)_mm512_loadu_si512(x + t * part->x_pitch + k);
+            for (int r = 0; r < rows; r++)
+                sum[r][t] = _mm512_dpbf16_ps(sum[r][t], w[r], in);
+        }
+    }
+    if (k < part->cols)
+        for (int t = 0; t < tokens; t++) {
+            __m512bh in = (__m512bh)_mm512_loadu_si512(x + t * part->x_pitch + k);
+            for (int r = 0; r < rows; r++) {
+                __m512i w = _mm512_maskz_loadu_epi16(first_of_32(part->cols - k), weight + r * part->cols + k);
+                sum[r][t] = _mm512_dpbf16_ps(sum[r][t], (__m512bh)w, in);
+            }
+        }
+    for (int t = 0; t < tokens; t++) {
+        float y[4];
+        _mm_storeu_ps(y, vec_sum4(sum[0][t], sum[1][t], sum[2][t], sum[3][t]));
+        for (int r = 0; r < rows; r++)
+            part->y[(token + t) * part->y_pitch + row + r] = y[r] + part->bias[row + r];
+    }
+}
+
+static inline __attribute__((always_inline)) void tokens_of(int rows, const struct nib_linear_part *part,
+                                                            int64_t row, int64_t token, int64_t end)
+{
+    for (; token + TOKENS <= end; token += TOKENS)
+        tile(rows, TOKENS, part, row, token);
+    switch (end - token) {
+    case 1:
+        tile(rows, 1, part, row, token);
+        break;
+    case 2:
+        tile(rows, 2, part, row, token);
+        break;
+    case 3:
+        tile(rows, 3, part, row, token);
+        break;
+    case 4:
+        tile(rows, 4, part, row, token);
+        break;
+    case 5:
+        tile(rows, 5, part, row, token);
+        break;
+    default:
+        break;
+    }
+}
+
+void nib_linear_avx512bf16(const struct nib_linear_part *part)
+{
+    int64_t block = CACHED_BYTES / (part->x_pitch * 2) / TOKENS * TOKENS;
+    if (block < TOKENS)
+        block = TOKENS;
+    for (int64_t token = 0; token < part->tokens; token += block) {
+        int64_t end = token + block < part->tokens ? token + block : part->tokens, row = 0;
+        for (; row + ROWS <= part->n_rows; row += ROWS)
+            tokens_of(ROWS, part, row, token, end);
+        for (; row < part->n_rows; row++)
+            tokens_of(1, part, row, token, end);
+    }
+}
+
+void nib_round_bf16_avx512bf16(const float *x, int64_t n, uint16_t *rounded)
+{
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((__m256i *)(rounded + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + i)));
+    if (i < n)
+        _mm256_mask_storeu_epi16(rounded + i, vec_first(n - i),
+                                 (__m256i)_mm512_cvtneps_pbh(vec_load_some(x + i, n - i)));
+}

@@ -1,0 +1,10 @@
+#include "cpu/vec_avx512.h"
+
+enum { WIDE_TOKENS = 4 };
+
+#include "cpu/linear_wide_kernel.h"
+
+void nib_linear_wide_avx512(const struct nib_linear_part *part)
+{
+    linear_wide(part);
+}
