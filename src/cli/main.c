@@ -36,6 +36,7 @@ int dispatch(const char *usage, const struct nib_command *commands, int count, i
 int main(int argc, char **argv)
 {
     static const struct nib_command commands[] = {
+        {"bench", "measure this machine and the kernels on it", cmd_bench},
         {"check", "compare a model's logits and greedy tokens with stored ones", cmd_check},
         {"eval", "negative log-likelihood of a text, accuracy on tasks", cmd_eval},
     };

@@ -1,0 +1,11 @@
+// nibble bench: what to measure.
+#include "cli/commands.h"
+
+int cmd_bench(int argc, char **argv)
+{
+    static const struct nib_command commands[] = {
+        {"moe", "one MoE layer, beside the machine's read bandwidth and the unpack path", cmd_bench_moe},
+    };
+    return dispatch("usage: nibble bench WHAT [OPTIONS]   (nibble bench WHAT --help says more)", commands,
+                    sizeof commands / sizeof *commands, argc, argv);
+}
