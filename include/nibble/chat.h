@@ -29,7 +29,8 @@ struct nib_text {
 
 static inline struct nib_text nib_text_of(const char *string)
 {
-    return (struct nib_text){string, string ? strlen(string) : 0};
+    struct nib_text text = {string, string ? strlen(string) : 0};
+    return text;
 }
 
 static inline bool nib_text_equal(struct nib_text a, struct nib_text b)
@@ -124,6 +125,8 @@ struct nib_conversation {
     size_t message_count;
     bool keep_reasoning; // off: reasoning before the last final answer is left out
     bool no_reply;       // off: the prompt ends where the assistant's next message begins
+    const struct nib_message
+        *reply; // NULL, or what that message is to begin with: its header, and its text so far
 };
 
 struct nib_conversation nib_conversation_defaults(void);
@@ -171,6 +174,7 @@ struct nib_piece {
 struct nib_pieces {
     struct nib_piece *items; /* [count] */
     size_t count, capacity;
+    size_t reply_from; // the first piece of the prompt that belongs to the reply's `reply`; count if there is none
     struct nib_arena *arena;
 };
 
@@ -236,7 +240,7 @@ typedef void (*nib_chat_handler)(void *context, const struct nib_chat_event *eve
 
 // Where the stream begins.
 enum nib_chat_from {
-    NIB_CHAT_FROM_REPLY, // right behind a rendered prompt: the assistant's header has been begun there
+    NIB_CHAT_FROM_REPLY, // behind a rendered prompt, at reply_from: push the tokens of a forced `reply` first
     NIB_CHAT_FROM_START  // with a whole message, as a prompt does
 };
 

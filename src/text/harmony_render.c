@@ -186,14 +186,15 @@ static bool put_type(const struct nib_chat *chat, struct nib_pieces *pieces, con
            nib_pieces_put_borrowed(pieces, message->content_type);
 }
 
-static bool put_header(const struct nib_chat *chat, struct nib_pieces *pieces, const struct nib_message *message)
+// From behind the author on.
+static bool put_rest(const struct nib_chat *chat, struct nib_pieces *pieces, const struct nib_message *message)
 {
-    return nib_pieces_put_control(pieces, chat->controls[HARMONY_START]) && put_author(pieces, message) &&
-           put_recipient(pieces, message, false) &&
+    return put_recipient(pieces, message, false) &&
            (message->channel.size == 0 || (nib_pieces_put_control(pieces, chat->controls[HARMONY_CHANNEL]) &&
                                            nib_pieces_put_borrowed(pieces, message->channel))) &&
            put_recipient(pieces, message, true) && put_type(chat, pieces, message) &&
-           nib_pieces_put_control(pieces, chat->controls[HARMONY_MESSAGE]);
+           nib_pieces_put_control(pieces, chat->controls[HARMONY_MESSAGE]) &&
+           nib_pieces_put_borrowed(pieces, message->text);
 }
 
 static nib_status put_message(const struct nib_chat *chat, const struct nib_message *message,
@@ -203,7 +204,8 @@ static nib_status put_message(const struct nib_chat *chat, const struct nib_mess
         return nib_fail(err, NIB_ERR_ARGUMENT,
                         "a tool's message needs the tool's name, as in functions.get_weather");
     bool call = message->role == NIB_ROLE_ASSISTANT && message->recipient.size > 0;
-    bool put = put_header(chat, pieces, message) && nib_pieces_put_borrowed(pieces, message->text) &&
+    bool put = nib_pieces_put_control(pieces, chat->controls[HARMONY_START]) && put_author(pieces, message) &&
+               put_rest(chat, pieces, message) &&
                nib_pieces_put_control(pieces, chat->controls[call ? HARMONY_CALL : HARMONY_END]);
     return put ? NIB_OK : out_of_memory(err);
 }
@@ -259,6 +261,9 @@ nib_status nib_harmony_render(const struct nib_chat *chat, const struct nib_conv
         return status;
     bool put = nib_pieces_put_control(pieces, chat->controls[HARMONY_START]) &&
                nib_pieces_put_borrowed(pieces, nib_text_of("assistant"));
+    pieces->reply_from = pieces->count;
+    if (put && conversation->reply)
+        put = put_rest(chat, pieces, conversation->reply);
     return put ? NIB_OK : out_of_memory(err);
 }
 

@@ -85,8 +85,11 @@ void *nib_arena_alloc(struct nib_arena **arena, size_t size)
 
 void *nib_arena_copy(struct nib_arena **arena, const void *bytes, size_t size)
 {
-    char *copy = nib_arena_alloc(arena, size ? size : 1);
-    if (copy && size)
+    static char nothing;
+    if (size == 0)
+        return &nothing;
+    void *copy = nib_arena_alloc(arena, size);
+    if (copy)
         memcpy(copy, bytes, size);
     return copy;
 }

@@ -326,6 +326,36 @@ static void test_history_ends_and_drops(void **state)
                                    "<|message|>{}<|call|>");
 }
 
+// A call that must be made: the prompt ends inside its header, and the parser is shown that part first.
+static void test_reply_can_be_begun(void **state)
+{
+    (void)state;
+    struct nib_message user = nib_message_user(nib_text_of("a"));
+    struct nib_message reply = nib_message_call(nib_text_of("functions.f"), nib_text_of("{"));
+    struct nib_conversation conversation = {.messages = &user, .message_count = 1, .reply = &reply};
+    assert_rendered(&conversation,
+                    "<|start|>user<|message|>a<|end|><|start|>assistant to=functions.f<|channel|>commentary "
+                    "<|constrain|>json<|message|>{");
+    struct nib_pieces pieces = {0};
+    assert_int_equal(nib_chat_render(chat, &conversation, &pieces, NULL), NIB_OK);
+    struct nib_pieces begun = {.items = pieces.items + pieces.reply_from,
+                               .count = pieces.count - pieces.reply_from};
+    struct stream stream = encode(&begun);
+    struct nib_chat_parser *parser;
+    assert_int_equal(nib_chat_parser_create(chat, NIB_CHAT_FROM_REPLY, NULL, NULL, &parser, NULL), NIB_OK);
+    for (size_t i = 0; i < stream.count; i++)
+        assert_int_equal(nib_chat_parser_push(parser, stream.tokens[i], NULL), NIB_OK);
+    assert_int_equal(nib_chat_parser_push(parser, '}', NULL), NIB_OK);
+    assert_int_equal(nib_chat_parser_push(parser, byte_control(NULL, "<|call|>"), NULL), NIB_OK);
+    assert_int_equal(nib_chat_parser_finish(parser, NULL), NIB_OK);
+    const struct nib_message *call = nib_chat_parser_message(parser, 0);
+    assert_true(nib_text_equal(call->recipient, reply.recipient));
+    assert_true(nib_text_equal(call->text, nib_text_of("{}")));
+    nib_chat_parser_free(parser);
+    free(stream.tokens);
+    nib_pieces_free(&pieces);
+}
+
 static void test_user_text_is_never_control(void **state)
 {
     (void)state;
@@ -433,6 +463,7 @@ int main(void)
         cmocka_unit_test(test_prompts_of_tasks_are_reproduced),
         cmocka_unit_test(test_response_formats_follow_the_tools),
         cmocka_unit_test(test_history_ends_and_drops),
+        cmocka_unit_test(test_reply_can_be_begun),
         cmocka_unit_test(test_user_text_is_never_control),
         cmocka_unit_test(test_llamacpp_15130_effort),
         cmocka_unit_test(test_bad_input_is_refused),
