@@ -142,6 +142,12 @@ struct nib_vocabulary {
     struct nib_text (*bytes)(const void *self, int32_t token);
 };
 
+struct nib_tokenizer;
+struct nib_token_list;
+
+// A tokenizer's vocabulary; the tokenizer is borrowed.
+struct nib_vocabulary nib_vocabulary_of(const struct nib_tokenizer *tokenizer);
+
 // One family's way of writing conversations: a table of functions, defined in one file each.
 struct nib_chat_format;
 
@@ -179,6 +185,11 @@ struct nib_pieces {
 };
 
 void nib_pieces_free(struct nib_pieces *pieces);
+
+// Appends the token ids of the pieces from `first` on. The only way from user text to ids: no text becomes a control
+// token. Errors as nib_tokenizer_encode.
+nib_status nib_pieces_encode(const struct nib_pieces *pieces, size_t first, const struct nib_tokenizer *tokenizer,
+                             struct nib_token_list *list, struct nib_error *err);
 
 // Appends the prompt for a conversation. History is normalised: a message ends as its role and recipient demand
 // (never with the model's own end of turn), messages of the channel "analysis" before the last one of the channel
@@ -247,7 +258,7 @@ enum nib_chat_from {
 struct nib_chat_parser;
 
 // Parsers are total: every stream, well formed or not, gives messages, in which no text is lost. Only memory can run
-// out (about 300 bytes for a token in the worst stream, four in an ordinary one). `handler` may be NULL. The chat must outlive
+// out (about 150 bytes for a token in the worst stream, the token and its text in an ordinary one). `handler` may be NULL. The chat must outlive
 // the parser.
 //
 // What is done with malformed harmony, in short: a message ends where the next one begins, with or without its end

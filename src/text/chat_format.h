@@ -68,8 +68,7 @@ struct nib_chat_parser {
     struct nib_arena *arena;
     struct nib_message **messages; /* [count] complete ones */
     size_t count, capacity;
-    int32_t *tokens; /* [token_count] */
-    size_t token_count, token_capacity;
+    struct nib_token_list tokens; // all pushed
     // the message being read
     struct nib_message open;
     struct nib_as_written written;

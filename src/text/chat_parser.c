@@ -23,13 +23,13 @@ void nib_chat_parser_free(struct nib_chat_parser *parser)
     if (!parser)
         return;
     nib_arena_free(parser->arena);
-    nib_writer_free(&parser->header);
-    nib_writer_free(&parser->text);
+    nib_buffer_free(&parser->header.buffer);
+    nib_buffer_free(&parser->text.buffer);
     free(parser->header_marks.items);
     free(parser->text_marks.items);
     free(parser->stray_marks.items);
     free(parser->messages);
-    free(parser->tokens);
+    nib_token_list_free(&parser->tokens);
     free(parser);
 }
 
@@ -41,7 +41,7 @@ static bool parser_failed(const struct nib_chat_parser *parser)
 static nib_status parser_status(const struct nib_chat_parser *parser, struct nib_error *err)
 {
     if (parser_failed(parser))
-        return nib_fail(err, NIB_ERR_MEMORY, "out of memory after parsing %zu tokens", parser->token_count);
+        return nib_fail(err, NIB_ERR_MEMORY, "out of memory after parsing %zu tokens", parser->tokens.count);
     return NIB_OK;
 }
 
@@ -49,13 +49,9 @@ nib_status nib_chat_parser_push(struct nib_chat_parser *parser, int32_t token, s
 {
     if (parser->finished)
         return nib_fail(err, NIB_ERR_ARGUMENT, "token %d pushed into a finished chat parser", token);
-    void *tokens = parser->tokens;
-    parser->failed |= !nib_grow(&tokens, &parser->token_capacity, parser->token_count, sizeof token);
-    parser->tokens = tokens;
-    if (!parser_failed(parser)) {
+    if (!parser_failed(parser))
         parser->chat->format->push(parser, token);
-        parser->tokens[parser->token_count++] = token;
-    }
+    parser->failed |= nib_token_list_add(&parser->tokens, token, NULL) != NIB_OK;
     return parser_status(parser, err);
 }
 
@@ -66,7 +62,7 @@ static void settle_strays(struct nib_chat_parser *parser)
         return;
     struct nib_as_written *last = (struct nib_as_written *)parser->messages[parser->count - 1]->written;
     struct nib_marks *strays = &parser->stray_marks;
-    last->token_count = parser->token_count - last->first_token;
+    last->token_count = parser->tokens.count - last->first_token;
     last->stray_marks = nib_arena_copy(&parser->arena, strays->items, strays->count * sizeof *strays->items);
     last->stray_mark_count = strays->count;
     parser->failed |= !last->stray_marks;
@@ -95,8 +91,8 @@ const struct nib_message *nib_chat_parser_message(const struct nib_chat_parser *
 
 const int32_t *nib_chat_parser_tokens(const struct nib_chat_parser *parser, size_t *count)
 {
-    *count = parser->token_count;
-    return parser->tokens;
+    *count = parser->tokens.count;
+    return parser->tokens.ids;
 }
 
 static void tell(struct nib_chat_parser *parser, enum nib_chat_event_kind kind, const struct nib_message *message,
@@ -112,8 +108,8 @@ void nib_parser_open(struct nib_chat_parser *parser, bool started)
     settle_strays(parser);
     parser->open = (struct nib_message){.role = NIB_ROLE_ASSISTANT};
     parser->written =
-        (struct nib_as_written){.started = started, .first_token = parser->token_count, .end_token = -1};
-    parser->header.size = parser->text.size = parser->told = 0;
+        (struct nib_as_written){.started = started, .first_token = parser->tokens.count, .end_token = -1};
+    parser->header.buffer.size = parser->text.buffer.size = parser->told = 0;
     parser->header_marks.count = parser->text_marks.count = 0;
 }
 
@@ -147,7 +143,7 @@ static void tell_text(struct nib_chat_parser *parser, size_t end)
     if (end <= parser->told)
         return;
     parser->open.text = nib_writer_text(&parser->text);
-    struct nib_text delta = {parser->text.bytes + parser->told, end - parser->told};
+    struct nib_text delta = {parser->text.buffer.data + parser->told, end - parser->told};
     parser->told = end;
     tell(parser, NIB_CHAT_DELTA, &parser->open, delta);
 }
@@ -170,10 +166,10 @@ void nib_parser_mark(struct nib_chat_parser *parser, struct nib_marks *marks, si
 }
 
 // A field is a slice of the header buffer until the message is complete; then it moves with its header.
-static void move_field(struct nib_text *field, const char *from, size_t size, const char *to)
+static void move_field(struct nib_text *field, struct nib_text header, const char *to)
 {
-    uintptr_t offset = (uintptr_t)field->bytes - (uintptr_t)from;
-    if (field->size && offset < size)
+    uintptr_t offset = (uintptr_t)field->bytes - (uintptr_t)header.bytes;
+    if (field->size && offset < header.size)
         field->bytes = to + offset;
 }
 
@@ -183,9 +179,10 @@ static struct nib_message *keep_message(struct nib_chat_parser *parser)
     struct nib_as_written *written = &parser->written;
     const struct nib_marks *header_marks = &parser->header_marks, *text_marks = &parser->text_marks;
     struct nib_message *message = nib_arena_copy(arena, &parser->open, sizeof parser->open);
-    char *header = nib_arena_copy(arena, parser->header.bytes, parser->header.size);
-    char *text = nib_arena_copy(arena, parser->text.bytes, parser->text.size);
-    written->header = (struct nib_text){header, parser->header.size};
+    struct nib_text read_header = nib_writer_text(&parser->header), read_text = nib_writer_text(&parser->text);
+    char *header = nib_arena_copy(arena, read_header.bytes, read_header.size);
+    char *text = nib_arena_copy(arena, read_text.bytes, read_text.size);
+    written->header = (struct nib_text){header, read_header.size};
     written->header_mark_count = header_marks->count;
     written->header_marks =
         nib_arena_copy(arena, header_marks->items, header_marks->count * sizeof(struct nib_mark));
@@ -196,15 +193,15 @@ static struct nib_message *keep_message(struct nib_chat_parser *parser)
         return NULL;
     struct nib_text *fields[4] = {&message->name, &message->recipient, &message->channel, &message->content_type};
     for (size_t i = 0; i < 4; i++)
-        move_field(fields[i], parser->header.bytes, parser->header.size, header);
-    message->text = (struct nib_text){text, parser->text.size};
+        move_field(fields[i], read_header, header);
+    message->text = (struct nib_text){text, read_text.size};
     message->written = kept;
     return message;
 }
 
 void nib_parser_close(struct nib_chat_parser *parser, enum nib_end end, int32_t end_token)
 {
-    tell_text(parser, parser->text.size);
+    tell_text(parser, parser->text.buffer.size);
     parser->open.end = end;
     parser->written.end_token = end_token;
     void *messages = parser->messages;

@@ -180,8 +180,8 @@ void nib_harmony_header_to_text(struct nib_chat_parser *parser)
     if (header.size > kept)
         nib_write(&rest, header.bytes + kept, header.size - kept);
     parser->failed |= rest.failed;
-    parser->written.text_from_header = rest.size;
+    parser->written.text_from_header = rest.buffer.size;
     nib_parser_begin(parser);
     nib_parser_put_text(parser, nib_writer_text(&rest));
-    nib_writer_free(&rest);
+    nib_buffer_free(&rest.buffer);
 }

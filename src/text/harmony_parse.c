@@ -67,7 +67,7 @@ static void push_to_header(struct nib_chat_parser *parser, int32_t token, int co
         parser->state = TEXT;
         return;
     }
-    if (control == HARMONY_START && parser->header.size) {
+    if (control == HARMONY_START && parser->header.buffer.size) {
         close_message(parser, NIB_END_MISSING, -1);
         open_message(parser, true);
         return;
@@ -77,8 +77,8 @@ static void push_to_header(struct nib_chat_parser *parser, int32_t token, int co
     if (bytes.size)
         nib_parser_put_header(parser, bytes);
     else
-        nib_parser_mark(parser, &parser->header_marks, parser->header.size, token);
-    if (parser->header.size > HEADER_BYTES || parser->header_marks.count > HEADER_MARKS) {
+        nib_parser_mark(parser, &parser->header_marks, parser->header.buffer.size, token);
+    if (parser->header.buffer.size > HEADER_BYTES || parser->header_marks.count > HEADER_MARKS) {
         nib_harmony_header_to_text(parser);
         parser->state = TEXT;
     }
@@ -94,7 +94,7 @@ static void push_to_text(struct nib_chat_parser *parser, int32_t token, int cont
     } else if (bytes.size) {
         nib_parser_put_text(parser, bytes);
     } else {
-        nib_parser_mark(parser, &parser->text_marks, parser->text.size, token);
+        nib_parser_mark(parser, &parser->text_marks, parser->text.buffer.size, token);
     }
 }
 
@@ -129,7 +129,7 @@ void nib_harmony_push(struct nib_chat_parser *parser, int32_t token)
 
 void nib_harmony_finish(struct nib_chat_parser *parser)
 {
-    bool untouched = parser->state == HEADER && parser->token_count == 0;
+    bool untouched = parser->state == HEADER && parser->tokens.count == 0;
     if (parser->state != BETWEEN && !untouched)
         close_message(parser, NIB_END_TRUNCATED, -1);
 }

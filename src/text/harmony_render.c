@@ -12,7 +12,7 @@ static nib_status out_of_memory(struct nib_error *err)
 
 static void begin_section(struct nib_writer *out)
 {
-    if (out->size)
+    if (out->buffer.size)
         nib_write_string(out, "\n\n");
 }
 
@@ -20,7 +20,7 @@ static void put_line(struct nib_writer *out, const char *label, struct nib_text 
 {
     if (value.size == 0)
         return;
-    if (out->size)
+    if (out->buffer.size)
         nib_write_string(out, "\n");
     nib_write_string(out, label);
     nib_write_text(out, value);
@@ -216,11 +216,12 @@ static nib_status put_built(const struct nib_chat *chat, enum nib_role role, str
 {
     if (text->failed)
         return out_of_memory(err);
-    if (text->size == 0)
+    struct nib_text built = nib_writer_text(text);
+    if (built.size == 0)
         return NIB_OK;
-    void *copy = nib_arena_copy(&pieces->arena, text->bytes, text->size);
-    struct nib_message message = {.role = role, .text = {copy, text->size}};
-    return copy ? put_message(chat, &message, pieces, err) : out_of_memory(err);
+    built.bytes = nib_arena_copy(&pieces->arena, built.bytes, built.size);
+    struct nib_message message = {.role = role, .text = built};
+    return built.bytes ? put_message(chat, &message, pieces, err) : out_of_memory(err);
 }
 
 static bool is_channel(const struct nib_message *message, const char *channel)
@@ -244,12 +245,12 @@ nib_status nib_harmony_render(const struct nib_chat *chat, const struct nib_conv
     nib_status status = put_system(&text, conversation, err);
     if (status == NIB_OK)
         status = put_built(chat, NIB_ROLE_SYSTEM, &text, pieces, err);
-    text.size = 0;
+    text.buffer.size = 0;
     if (status == NIB_OK)
         status = put_developer(&text, conversation, err);
     if (status == NIB_OK)
         status = put_built(chat, NIB_ROLE_DEVELOPER, &text, pieces, err);
-    nib_writer_free(&text);
+    nib_buffer_free(&text.buffer);
 
     size_t past = answered(conversation);
     for (size_t i = 0; i < conversation->message_count && status == NIB_OK; i++) {

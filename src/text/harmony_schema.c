@@ -85,11 +85,12 @@ static void put_default(struct type_writer *to, const json_t *schema, bool bare_
 
 static void put_nullable_type(struct type_writer *to, const json_t *schema, size_t indent, int depth)
 {
-    size_t from = to->out->size;
+    size_t from = to->out->buffer.size;
     put_type(to, schema, indent, depth);
     if (!json_is_true(json_object_get(schema, "nullable")) || to->out->failed)
         return;
-    if (to->out->size == from || !memmem(to->out->bytes + from, to->out->size - from, "null", 4))
+    struct nib_text all = nib_writer_text(to->out);
+    if (all.size == from || !memmem(all.bytes + from, all.size - from, "null", 4))
         put(to, " | null");
 }
 

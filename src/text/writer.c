@@ -18,32 +18,6 @@ bool nib_grow(void **items, size_t *capacity, size_t count, size_t item_size)
     return true;
 }
 
-void nib_write(struct nib_writer *writer, const char *bytes, size_t size)
-{
-    if (size == 0 || writer->failed)
-        return;
-    if (size > writer->capacity - writer->size) {
-        size_t wanted = writer->capacity ? writer->capacity : 64;
-        while (wanted - writer->size < size && wanted <= SIZE_MAX / 4)
-            wanted *= 2;
-        char *grown = wanted - writer->size < size ? NULL : realloc(writer->bytes, wanted);
-        if (!grown) {
-            writer->failed = true;
-            return;
-        }
-        writer->bytes = grown;
-        writer->capacity = wanted;
-    }
-    memcpy(writer->bytes + writer->size, bytes, size);
-    writer->size += size;
-}
-
-void nib_writer_free(struct nib_writer *writer)
-{
-    free(writer->bytes);
-    *writer = (struct nib_writer){0};
-}
-
 // The newest block comes first; only it has room left.
 struct nib_arena {
     struct nib_arena *next;

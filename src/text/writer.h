@@ -4,15 +4,18 @@
 #define NIB_TEXT_WRITER_H
 
 #include "nibble/chat.h"
+#include "nibble/tokenizer.h"
 
 struct nib_writer {
-    char *bytes; /* [size] */
-    size_t size, capacity;
+    struct nib_buffer buffer; // freed by its owner
     bool failed;
 };
 
-void nib_write(struct nib_writer *writer, const char *bytes /* [size] */, size_t size);
-void nib_writer_free(struct nib_writer *writer);
+static inline void nib_write(struct nib_writer *writer, const char *bytes /* [size] */, size_t size)
+{
+    if (size && !writer->failed)
+        writer->failed = nib_buffer_append(&writer->buffer, bytes, size, NULL) != NIB_OK;
+}
 
 static inline void nib_write_string(struct nib_writer *writer, const char *string)
 {
@@ -26,7 +29,7 @@ static inline void nib_write_text(struct nib_writer *writer, struct nib_text tex
 
 static inline struct nib_text nib_writer_text(const struct nib_writer *writer)
 {
-    return (struct nib_text){writer->bytes, writer->size};
+    return (struct nib_text){writer->buffer.data, writer->buffer.size};
 }
 
 // Grows an array of `item_size` bytes an item to hold `count + 1`; false when memory is out.
