@@ -59,12 +59,11 @@ struct nib_as_written; // how a parsed message stood in its stream, see nib_chat
 // returns. A parser's messages point into the parser and live as long as it does.
 struct nib_message {
     enum nib_role role;
-    struct nib_text name; // tool: its full name ("functions.get_weather"); otherwise the author's name, rare
-    struct nib_text
-        recipient;           // whom it is for: a tool's full name makes it a call; "assistant" for a tool's result
-    struct nib_text channel; // "analysis", "commentary" or "final"
+    struct nib_text name;      // a tool's full name, "functions.get_weather"; for other roles an author's, rarely
+    struct nib_text recipient; // a tool's full name makes it a call; "assistant" stands on a tool's result
+    struct nib_text channel;   // "analysis", "commentary" or "final"
     struct nib_text content_type; // "json"
-    struct nib_text text;         // a call's arguments, a result, or what was said
+    struct nib_text text;         // what was said, a call's arguments, a tool's result
     bool constrained;             // the content type stands behind a <|constrain|> token
     bool recipient_in_channel;    // written behind the channel's name rather than behind the role
     enum nib_end end;
@@ -106,8 +105,9 @@ enum nib_effort { NIB_EFFORT_UNSAID, NIB_EFFORT_LOW, NIB_EFFORT_MEDIUM, NIB_EFFO
 // "low", "medium" or "high"; anything else is false and leaves `effort` alone.
 bool nib_effort_from_name(const char *name, enum nib_effort *effort);
 
-// What the system and developer messages say. An empty field leaves its line out; with every field of a message
-// empty there is no such message. nib_conversation_defaults() gives what gpt-oss was trained with.
+// A prompt: what its system and developer messages say, and the messages behind them. An empty field leaves its line
+// out; without any line there is no such message (and `messages` may begin with one whose text the caller wrote).
+// nib_conversation_defaults() gives what gpt-oss was trained with.
 struct nib_conversation {
     struct nib_text model_identity;
     struct nib_text knowledge_cutoff; // "2024-06"
@@ -123,10 +123,9 @@ struct nib_conversation {
     size_t response_count;
     const struct nib_message *messages; /* [message_count] behind those two, in order */
     size_t message_count;
-    bool keep_reasoning; // off: reasoning before the last final answer is left out
-    bool no_reply;       // off: the prompt ends where the assistant's next message begins
-    const struct nib_message
-        *reply; // NULL, or what that message is to begin with: its header, and its text so far
+    bool keep_reasoning;             // off: reasoning before the last final answer is left out
+    bool no_reply;                   // off: the prompt ends where the assistant's next message begins
+    const struct nib_message *reply; // NULL, or how that message must begin: its header, and its text so far
 };
 
 struct nib_conversation nib_conversation_defaults(void);
@@ -175,12 +174,12 @@ struct nib_piece {
     int32_t control;
 };
 
-// A growing list. Start with all zero; nib_pieces_free releases it and makes it all zero again. Texts of pieces are
-// copies owned by the list, except for message texts and names, which stay borrowed from the conversation.
+// A growing list. Start with all zero; nib_pieces_free releases it and makes it all zero again. Its texts are partly
+// its own, partly borrowed from the messages it was made from, which must therefore outlive it.
 struct nib_pieces {
     struct nib_piece *items; /* [count] */
     size_t count, capacity;
-    size_t reply_from; // the first piece of the prompt that belongs to the reply's `reply`; count if there is none
+    size_t reply_from; // the first piece behind the reply's author: where a parser FROM_REPLY begins to read
     struct nib_arena *arena;
 };
 
@@ -195,7 +194,7 @@ nib_status nib_pieces_encode(const struct nib_pieces *pieces, size_t first, cons
 // (never with the model's own end of turn), messages of the channel "analysis" before the last one of the channel
 // "final" are left out unless keep_reasoning (so a loop of calls that has not led to an answer keeps its reasoning),
 // and what `written` records is ignored.
-// Errors: NIB_ERR_ARGUMENT for parameters that are not JSON or a tool message without a name (naming which one),
+// Errors: NIB_ERR_ARGUMENT for parameters that are not JSON (naming the tool) or a tool's message without its name,
 // NIB_ERR_LIMIT for a schema nested more than 64 deep. On failure `pieces` holds a part and is still freed as usual.
 nib_status nib_chat_render(const struct nib_chat *chat, const struct nib_conversation *conversation,
                            struct nib_pieces *pieces, struct nib_error *err);
@@ -258,8 +257,8 @@ enum nib_chat_from {
 struct nib_chat_parser;
 
 // Parsers are total: every stream, well formed or not, gives messages, in which no text is lost. Only memory can run
-// out (about 150 bytes for a token in the worst stream, the token and its text in an ordinary one). `handler` may be NULL. The chat must outlive
-// the parser.
+// out; the worst stream takes about 150 bytes a token, an ordinary one little more than its tokens and texts. `handler`
+// may be NULL. The chat must outlive the parser.
 //
 // What is done with malformed harmony, in short: a message ends where the next one begins, with or without its end
 // token; without a start token the author is the assistant; text where a header belongs is a header if it ends in
