@@ -9,16 +9,19 @@ static void print_default(const struct nib_option *option)
 {
     switch (option->kind) {
     case NIB_OPTION_INT:
-        printf(" [%lld]", (long long)*(int64_t *)option->target);
+        if ((double)*(int64_t *)option->target >= option->low)
+            printf(" [%lld]", (long long)*(int64_t *)option->target);
         break;
     case NIB_OPTION_REAL:
-        printf(" [%g]", *(double *)option->target);
+        if (*(double *)option->target >= option->low)
+            printf(" [%g]", *(double *)option->target);
         break;
     case NIB_OPTION_STRING:
     case NIB_OPTION_CHOICE:
         if (*(const char **)option->target)
             printf(" [%s]", *(const char **)option->target);
         break;
+    case NIB_OPTION_LIST:
     case NIB_OPTION_FLAG:
         break;
     }
@@ -76,6 +79,13 @@ static bool set_value(const struct nib_option *option, const char *text, char *p
             return false;
         }
         *(double *)option->target = value;
+    } else if (option->kind == NIB_OPTION_LIST) {
+        struct nib_option_list *list = option->target;
+        if (list->count == sizeof list->items / sizeof *list->items) {
+            snprintf(problem, capacity, "%s is given more than %zu times, at", option->name, list->count);
+            return false;
+        }
+        list->items[list->count++] = text;
     } else {
         if (option->kind == NIB_OPTION_CHOICE && !one_of(option->value, text)) {
             snprintf(problem, capacity, "%s takes %s, not", option->name, option->value);

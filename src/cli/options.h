@@ -3,6 +3,7 @@
 #define NIB_CLI_OPTIONS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum nib_option_kind {
@@ -11,12 +12,18 @@ enum nib_option_kind {
     NIB_OPTION_REAL,   // double *, low .. high
     NIB_OPTION_STRING, // const char **
     NIB_OPTION_CHOICE, // const char **, one of the words in `value` ("ref|cpu")
+    NIB_OPTION_LIST,   // struct nib_option_list *, one item each time the option is given
+};
+
+struct nib_option_list {
+    const char *items[16]; /* [count] */
+    size_t count;
 };
 
 struct nib_option {
     const char *name; // "--threads"
     enum nib_option_kind kind;
-    void *target;      // holds the default before, the value after
+    void *target;      // holds the default before, the value after; a number below `low` is a default not to print
     const char *value; // what --help calls the value: "N"
     const char *help;
     double low, high;
