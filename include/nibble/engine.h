@@ -71,6 +71,8 @@ int64_t nib_engine_layers(const struct nib_engine *engine);
 void nib_engine_describe_layer(const struct nib_engine *engine, int64_t layer, struct nib_layer_summary *summary);
 // Packed and dense weight bytes that decoding one token reads (top_k experts of each layer, attention, head).
 uint64_t nib_engine_token_bytes(const struct nib_engine *engine);
+// The same for the last step: dense weights and head once, the distinct experts its tokens chose, the cached rows they saw.
+uint64_t nib_engine_step_bytes(const struct nib_engine *engine);
 
 // ---- sequences and steps ----
 

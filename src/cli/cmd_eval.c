@@ -86,7 +86,9 @@ static int eval_nll(int argc, char **argv)
     const struct nib_usage usage = {
         .command = "nibble eval nll",
         .arguments = "MODEL TEXT",
-        .summary = "The mean negative log-likelihood, in nats per token, of a text file cut into windows.",
+        .summary = "The mean negative log-likelihood, in nats per token, of a text file cut into windows. The "
+                   "text of a control\n"
+                   "token is that token, as in the reference implementations.",
         .options = options,
         .n_options = sizeof options / sizeof *options,
         .positionals = paths,

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "ops/expert_bytes.h"
 
 enum { PARTIAL_ROWS_PER_THREAD = 1024 };
 
@@ -131,6 +132,9 @@ static nib_status cpu_bind_moe(struct nib_device *device, const struct nib_moe_w
         }
         device->moe_scratch_bytes = bytes;
     }
+    bound->expert_bytes = nib_expert_bytes(weights);
+    bound->first_expert = config->first_expert;
+    bound->n_experts = weights->n_experts;
     *moe = bound;
     return NIB_OK;
 }
@@ -240,6 +244,7 @@ static void cpu_begin(struct nib_device *device, const struct nib_step *step)
 {
     device->step = step;
     device->error.status = NIB_OK;
+    device->expert_bytes_read = 0;
     if (step->n_tokens > device->options.max_tokens || step->n_sequences > device->options.max_sequences)
         nib_fail(&device->error, NIB_ERR_LIMIT,
                  "a step of %d tokens and %d sequences in a device opened for %d and %d", step->n_tokens,
@@ -259,6 +264,11 @@ static void cpu_all_reduce(struct nib_device *device, int64_t rows, struct nib_b
     (void)device;
     (void)rows;
     (void)x;
+}
+
+static uint64_t cpu_expert_bytes_read(const struct nib_device *device)
+{
+    return device->expert_bytes_read;
 }
 
 static void cpu_read(struct nib_device *device, int64_t rows, struct nib_buffer x, float *host)
@@ -300,6 +310,7 @@ const struct nib_ops *nib_cpu_ops(void)
         .add = nib_cpu_add,
         .gather = nib_cpu_gather,
         .all_reduce = cpu_all_reduce,
+        .expert_bytes_read = cpu_expert_bytes_read,
         .read = cpu_read,
     };
     return &ops;

@@ -25,10 +25,13 @@ struct nib_device {
     int64_t partial_rows, partial_pitch;
     void *moe_scratch; // grown when a layer is bound
     size_t moe_scratch_bytes;
+    uint64_t expert_bytes_read; // since begin
 };
 
 struct nib_moe {
     struct nib_moe_plan *plan;
+    uint64_t expert_bytes; // of one expert
+    int64_t first_expert, n_experts;
 };
 
 static inline int64_t nib_round_up(int64_t value, int64_t multiple)

@@ -1,5 +1,6 @@
 // moe: the MoE layer call on inputs rounded to bf16.
 #include "cpu/cpu_device.h"
+#include "ops/expert_bytes.h"
 
 void nib_cpu_moe(struct nib_device *device, struct nib_buffer y, struct nib_buffer x, struct nib_routes routes,
                  const struct nib_moe *moe)
@@ -23,5 +24,8 @@ void nib_cpu_moe(struct nib_device *device, struct nib_buffer y, struct nib_buff
         .scratch = device->moe_scratch,
         .scratch_bytes = device->moe_scratch_bytes,
     };
+    device->expert_bytes_read +=
+        moe->expert_bytes * (uint64_t)nib_distinct_experts(routes.expert_ids, tokens * routes.top_k,
+                                                           moe->first_expert, moe->n_experts);
     nib_moe_run(moe->plan, &call, &device->error);
 }

@@ -177,6 +177,12 @@ static nib_status start(struct nib_engine *engine, struct nib_error *err)
                                  engine->plan.max_step_tokens, engine->max_outputs, err)) ||
         (status = nib_kv_pool_alloc(&engine->pool, &engine->model->shape, engine->ops, engine->device, err)))
         return status;
+    engine->dense_bytes = engine->model->head_bytes;
+    for (int64_t l = 0; l < engine->model->shape.n_layers; l++) {
+        struct nib_layer_summary layer;
+        nib_engine_describe_layer(engine, l, &layer);
+        engine->dense_bytes += layer.dense_bytes;
+    }
     return alloc_arrays(engine, err);
 }
 
@@ -279,13 +285,17 @@ void nib_engine_describe_layer(const struct nib_engine *engine, int64_t layer, s
 uint64_t nib_engine_token_bytes(const struct nib_engine *engine)
 {
     const struct nib_model_shape *shape = &engine->model->shape;
-    uint64_t bytes = engine->model->head_bytes;
+    uint64_t bytes = engine->dense_bytes;
     for (int64_t l = 0; l < shape->n_layers; l++) {
         struct nib_layer_summary layer;
         nib_engine_describe_layer(engine, l, &layer);
-        bytes += layer.dense_bytes;
         if (layer.expert_layout)
             bytes += layer.expert_bytes / (uint64_t)shape->n_experts * (uint64_t)shape->top_k;
     }
     return bytes;
+}
+
+uint64_t nib_engine_step_bytes(const struct nib_engine *engine)
+{
+    return engine->dense_bytes + engine->ops->expert_bytes_read(engine->device) + engine->step_cache_bytes;
 }

@@ -26,7 +26,9 @@ struct nib_engine {
     int32_t max_outputs;
     int32_t n_sequences; // alive
     struct nib_step_arrays arrays;
-    int32_t n_output_rows; // of the last step
+    int32_t n_output_rows;     // of the last step
+    uint64_t step_cache_bytes; // rows that the last step's tokens saw
+    uint64_t dense_bytes;      // weights that every step reads
 };
 
 struct nib_sequence {

@@ -134,6 +134,20 @@ static struct nib_step describe(struct nib_engine *engine, const struct nib_feed
     };
 }
 
+// Cached rows that the feeds' last tokens see: each is read once, however many of the feed's tokens see it.
+static uint64_t cache_bytes(const struct nib_engine *engine, const struct nib_feed *feeds, int n)
+{
+    uint64_t bytes = 0;
+    for (int i = 0; i < n; i++)
+        for (int g = 0; g < engine->pool.n_groups; g++) {
+            int64_t seen = feeds[i].sequence->table.length + feeds[i].n_tokens,
+                    window = engine->pool.groups[g].window;
+            int64_t reach = window + feeds[i].n_tokens - 1;
+            bytes += (uint64_t)(window && seen > reach ? reach : seen) * engine->pool.groups[g].row_bytes;
+        }
+    return bytes;
+}
+
 nib_status nib_engine_step(struct nib_engine *engine, const struct nib_feed *feeds, int n, struct nib_error *err)
 {
     nib_status status = check_feeds(engine, feeds, n, err);
@@ -148,6 +162,7 @@ nib_status nib_engine_step(struct nib_engine *engine, const struct nib_feed *fee
         engine->ops->read(engine->device, step.n_outputs, engine->model->logits, engine->arrays.logits);
     status = engine->ops->end(engine->device, err);
     engine->n_output_rows = status ? 0 : step.n_outputs;
+    engine->step_cache_bytes = cache_bytes(engine, feeds, n);
     for (int i = 0; i < n; i++) {
         if (status)
             nib_page_table_unreserve(&feeds[i].sequence->table, &engine->pool);

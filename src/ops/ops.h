@@ -186,6 +186,8 @@ struct nib_ops {
     void (*gather)(struct nib_device *device, struct nib_buffer y, struct nib_buffer x);
     // sums x over the ranks; nothing to do on one
     void (*all_reduce)(struct nib_device *device, int64_t rows, struct nib_buffer x);
+    // packed bytes of the distinct experts that the MoE layers of the last step read, for benchmarks
+    uint64_t (*expert_bytes_read)(const struct nib_device *device);
     // waits for the step's operations and copies `rows` rows to the host as fp32
     void (*read)(struct nib_device *device, int64_t rows, struct nib_buffer x, float *host /* [rows, width] */);
 };

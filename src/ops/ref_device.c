@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "ops/expert_bytes.h"
 
 static nib_status ref_open(const struct nib_device_options *options, const struct nib_scratch_query *query,
                            struct nib_device **device, struct nib_error *err)
@@ -70,6 +71,9 @@ static nib_status ref_bind_moe(struct nib_device *device, const struct nib_moe_w
             return nib_fail_memory(err, bytes, "MoE scratch");
         }
     }
+    bound->expert_bytes = nib_expert_bytes(weights);
+    bound->first_expert = config->first_expert;
+    bound->n_experts = weights->n_experts;
     *moe = bound;
     return NIB_OK;
 }
@@ -173,6 +177,7 @@ static void ref_begin(struct nib_device *device, const struct nib_step *step)
 {
     device->step = step;
     device->error.status = NIB_OK;
+    device->expert_bytes_read = 0;
 }
 
 static nib_status ref_end(struct nib_device *device, struct nib_error *err)
@@ -188,6 +193,11 @@ static void ref_all_reduce(struct nib_device *device, int64_t rows, struct nib_b
     (void)device;
     (void)rows;
     (void)x;
+}
+
+static uint64_t ref_expert_bytes_read(const struct nib_device *device)
+{
+    return device->expert_bytes_read;
 }
 
 static void ref_read(struct nib_device *device, int64_t rows, struct nib_buffer x, float *host)
@@ -227,6 +237,7 @@ static const struct nib_ops ref_ops = {
     .add = ref_add,
     .gather = ref_gather,
     .all_reduce = ref_all_reduce,
+    .expert_bytes_read = ref_expert_bytes_read,
     .read = ref_read,
 };
 

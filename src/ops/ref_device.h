@@ -10,10 +10,13 @@ struct nib_device {
     struct nib_error error;      // the first failure since begin
     void *moe_scratch;           // grown when a layer is bound
     size_t moe_scratch_bytes;
+    uint64_t expert_bytes_read; // since begin
 };
 
 struct nib_moe {
     struct nib_moe_plan *plan;
+    uint64_t expert_bytes; // of one expert
+    int64_t first_expert, n_experts;
 };
 
 // The arithmetic of each operation, one function per entry of struct nib_ops.

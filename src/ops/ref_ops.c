@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "ops/expert_bytes.h"
 #include "ops/ref_device.h"
 
 static float *row_of(struct nib_buffer buffer, int64_t row)
@@ -232,6 +233,9 @@ void ref_moe(struct nib_device *device, struct nib_buffer y, struct nib_buffer x
         .scratch = device->moe_scratch,
         .scratch_bytes = device->moe_scratch_bytes,
     };
+    device->expert_bytes_read += moe->expert_bytes * (uint64_t)nib_distinct_experts(
+                                                         routes.expert_ids, device->step->n_tokens * routes.top_k,
+                                                         moe->first_expert, moe->n_experts);
     struct nib_error err;
     if (nib_moe_run(moe->plan, &call, &err) && !device->error.status)
         device->error = err;
