@@ -17,40 +17,179 @@
 #include "cpu/moe_activation.h"
 
 #define PANEL_CHUNKS 32
-#define PANEL_SCALES (PANEL_CHUNKS * NIB_MOE_CHUNK / NIB_MX_BLOCK)
+#define PANEL_COLUMNS (PANEL_CHUNKS * NIB_MOE_CHUNK)
+#define PANEL_SCALES (PANEL_COLUMNS / NIB_MX_BLOCK)
 #define FOLD_LOWEST 5
 #define FOLD_LIFT 3 // the sums are 2^-3 of what they mean
 
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 
-// A panel: up to 32 chunks of the 16 rows.
+// Up to 32 chunks of a block's rows.
 struct panel {
-    const uint8_t *packed[NIB_MOE_ROWS];
-    const uint8_t *scales[NIB_MOE_ROWS];
-    const uint8_t *ahead[NIB_MOE_ROWS]; // what to prefetch, if `prefetch`
-    bool prefetch, exact;
-    bool starts, ends;                                       // the rows
+    const struct nib_moe_block *block;
+    const struct nib_moe_block *ahead;                       // or NULL
+    int64_t start;                                           // its first column
     int64_t chunks;                                          // whole ones
     __mmask32 partial;                                       // words of a last, partial chunk
     _Alignas(64) uint16_t folds[NIB_MOE_ROWS][PANEL_SCALES]; // (255 - s) << 7
 };
 
-INLINE __m512i load_x(const void *x, int64_t chunk, int plane)
+// Codes 0 … 15 as bf16, and with the exponent raised by 125, so that 6 has the largest there is.
+static const _Alignas(32) uint16_t codes_plain[16] = {0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                                      0, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+static const _Alignas(32) uint16_t codes_raised[16] = {0, 0x7d80, 0x7e00, 0x7e40, 0x7e80, 0x7ec0, 0x7f00, 0x7f40,
+                                                       0, 0xfd80, 0xfe00, 0xfe40, 0xfe80, 0xfec0, 0xff00, 0xff40};
+
+INLINE __m512i load_table(const uint16_t *codes)
 {
-    return _mm512_load_si512((const uint16_t *)x + chunk * NIB_MOE_CHUNK + plane * 32);
+    return _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i *)(const void *)codes));
 }
 
-// Codes 0 … 15 as bf16 times 2^lift, twice.
-INLINE __m512i code_table(int lift)
+INLINE __m512bh load_x(const uint16_t *x, int64_t chunk, int plane)
 {
-    static const uint16_t magnitudes[8] = {0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0};
-    uint16_t table[32];
-    for (int i = 0; i < 32; i++) {
-        uint16_t magnitude = magnitudes[i & 7];
-        uint16_t raised = magnitude ? (uint16_t)(magnitude + (lift << 7)) : 0;
-        table[i] = (uint16_t)(raised | (i & 8 && magnitude ? 0x8000 : 0));
+    return (__m512bh)_mm512_load_si512(x + chunk * NIB_MOE_CHUNK + plane * 32);
+}
+
+// The four scales of a chunk from its row of folds: 128-bit lane L holds fold L eight times.
+INLINE __m512i load_fold(const uint16_t *folds)
+{
+    const __m512i spread =
+        _mm512_set_epi64(0x0706070607060706, 0x0706070607060706, 0x0504050405040504, 0x0504050405040504,
+                         0x0302030203020302, 0x0302030203020302, 0x0100010001000100, 0x0100010001000100);
+    int64_t four;
+    memcpy(&four, folds, sizeof four);
+    return _mm512_shuffle_epi8(_mm512_set1_epi64(four), spread);
+}
+
+INLINE __m512i load_packed(const uint8_t *packed, __mmask32 words)
+{
+    return words == ~0u ? _mm512_loadu_si512(packed) : _mm512_maskz_loadu_epi16(words, packed);
+}
+
+INLINE __m512bh unpack_plane(__m512i packed, int plane, __m512i table, __m512i fold)
+{
+    __m512i code = plane ? _mm512_srli_epi16(packed, (unsigned)(4 * plane)) : packed;
+    return (__m512bh)_mm512_subs_epu16(_mm512_permutexvar_epi16(code, table), fold);
+}
+
+// One or two activation rows: a weight row at a time, the activations stay in registers.
+INLINE void multiply_chunk_few(const uint8_t *const *packed, const uint16_t *folds, __mmask32 words, int64_t c,
+                               int rows, const uint16_t *const *x, int m, __m512 *sum)
+{
+    const __m512i table = load_table(codes_raised);
+    __m512bh value[2][4];
+    UNROLL for (int t = 0; t < m; t++) UNROLL for (int p = 0; p < 4; p++) value[t][p] = load_x(x[t], c, p);
+    UNROLL for (int i = 0; i < rows; i++)
+    {
+        __m512i word = load_packed(packed[i] + c * 64, words);
+        __m512i fold = load_fold(folds + i * PANEL_SCALES + c * 4);
+        UNROLL for (int p = 0; p < 4; p++)
+        {
+            __m512bh weight = unpack_plane(word, p, table, fold);
+            UNROLL for (int t = 0; t < m; t++) sum[t * rows + i] =
+                _mm512_dpbf16_ps(sum[t * rows + i], weight, value[t][p]);
+        }
     }
-    return _mm512_loadu_si512(table);
+}
+
+// More of them: a plane of all the weight rows at a time, each activation is loaded once.
+INLINE void multiply_chunk_many(const uint8_t *const *packed, const uint16_t *folds, __mmask32 words, int64_t c,
+                                int rows, const uint16_t *const *x, int m, __m512 *sum)
+{
+    const __m512i table = load_table(codes_raised);
+    __m512i word[4], fold[4];
+    UNROLL for (int i = 0; i < rows; i++)
+    {
+        word[i] = load_packed(packed[i] + c * 64, words);
+        fold[i] = load_fold(folds + i * PANEL_SCALES + c * 4);
+    }
+    UNROLL for (int p = 0; p < 4; p++)
+    {
+        __m512bh weight[4];
+        UNROLL for (int i = 0; i < rows; i++) weight[i] = unpack_plane(word[i], p, table, fold[i]);
+        UNROLL for (int t = 0; t < m; t++)
+        {
+            __m512bh value = load_x(x[t], c, p);
+            UNROLL for (int i = 0; i < rows; i++) sum[t * rows + i] =
+                _mm512_dpbf16_ps(sum[t * rows + i], weight[i], value);
+        }
+    }
+}
+
+INLINE void multiply_chunk(const uint8_t *const *packed, const uint16_t *folds, __mmask32 words, int64_t c,
+                           int rows, const uint16_t *const *x, int m, __m512 *sum)
+{
+    if (m <= 2)
+        multiply_chunk_few(packed, folds, words, c, rows, x, m, sum);
+    else
+        multiply_chunk_many(packed, folds, words, c, rows, x, m, sum);
+}
+
+// All rows of the panel, `rows` at a time; rows * m accumulators stay in registers.
+INLINE void multiply_panel(const struct panel *panel, int rows, const uint16_t *const *x, int m,
+                           __m512 (*saved)[NIB_MOE_ROWS])
+{
+    for (int first = 0; first < NIB_MOE_ROWS; first += rows) {
+        const uint8_t *packed[8];
+        __m512 sum[16];
+        UNROLL for (int i = 0; i < rows; i++) packed[i] =
+            nib_moe_block_packed(panel->block, first + i) + panel->start / 2;
+        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int t = 0; t < m; t++) sum[t * rows + i] =
+            panel->start ? saved[t][first + i] : _mm512_setzero_ps();
+        const uint16_t *folds = panel->folds[first];
+        if (panel->ahead) {
+            // both blocks have the same strides
+            int64_t distance = (int64_t)((uintptr_t)nib_moe_block_packed(panel->ahead, first) -
+                                         (uintptr_t)nib_moe_block_packed(panel->block, first));
+            for (int64_t c = 0; c < panel->chunks; c++) {
+                UNROLL for (int i = 0; i < rows; i++) _mm_prefetch(
+                    (const char *)((uintptr_t)packed[i] + (uintptr_t)(c * 64 + distance)), _MM_HINT_T0);
+                multiply_chunk(packed, folds, ~0u, c, rows, x, m, sum);
+            }
+        } else {
+            for (int64_t c = 0; c < panel->chunks; c++)
+                multiply_chunk(packed, folds, ~0u, c, rows, x, m, sum);
+        }
+        if (panel->partial)
+            multiply_chunk(packed, folds, panel->partial, panel->chunks, rows, x, m, sum);
+        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int t = 0; t < m; t++) saved[t][first + i] =
+            sum[t * rows + i];
+    }
+}
+
+// The same for any scales: the fp32 sums of each chunk are scaled, block by block.
+static void multiply_panel_exact(const struct panel *panel, const uint16_t *const *x, int m,
+                                 __m512 (*saved)[NIB_MOE_ROWS])
+{
+    const __m512i table = load_table(codes_plain);
+    int64_t chunks = panel->chunks + (panel->partial != 0);
+    for (int row = 0; row < NIB_MOE_ROWS; row++) {
+        const uint8_t *packed = nib_moe_block_packed(panel->block, row) + panel->start / 2;
+        const uint8_t *scales = nib_moe_block_scales(panel->block, row) + panel->start / NIB_MX_BLOCK;
+        for (int t = 0; t < m; t++) {
+            __m512 sum = panel->start ? saved[t][row] : _mm512_setzero_ps();
+            for (int64_t c = 0; c < chunks; c++) {
+                __mmask32 words = c < panel->chunks ? ~0u : panel->partial;
+                __m512i word = _mm512_maskz_loadu_epi16(words, packed + c * 64);
+                _Alignas(64) float scale[16] = {0};
+                for (int lane = 0; lane < 16 && (words >> (2 * lane) & 1); lane++)
+                    scale[lane] = nib_e8m0_to_f32(scales[c * 4 + lane / 4]) * (1.0f / (1 << FOLD_LIFT));
+                __m512 product = _mm512_setzero_ps();
+                for (int p = 0; p < 4; p++) {
+                    __m512i code = _mm512_srli_epi16(word, (unsigned)(4 * p));
+                    product = _mm512_dpbf16_ps(product, (__m512bh)_mm512_permutexvar_epi16(code, table),
+                                               load_x(x[t], c, p));
+                }
+                sum = _mm512_fmadd_ps(product, _mm512_load_ps(scale), sum);
+            }
+            saved[t][row] = sum;
+        }
+    }
 }
 
 // True when every scale can be folded.
@@ -59,9 +198,10 @@ static bool expand_scales(struct panel *panel, int64_t n_scales)
     const __m512i lowest = _mm512_set1_epi16(FOLD_LOWEST), span = _mm512_set1_epi16(254 - FOLD_LOWEST);
     __mmask32 outside = 0;
     for (int i = 0; i < NIB_MOE_ROWS; i++) {
+        const uint8_t *scales = nib_moe_block_scales(panel->block, i) + panel->start / NIB_MX_BLOCK;
         for (int64_t k = 0; k < n_scales; k += 32) {
             __mmask32 live = n_scales - k < 32 ? (1u << (n_scales - k)) - 1 : ~0u;
-            __m256i bytes = _mm256_mask_loadu_epi8(_mm256_set1_epi8(127), live, panel->scales[i] + k);
+            __m256i bytes = _mm256_mask_loadu_epi8(_mm256_set1_epi8(127), live, scales + k);
             __m512i scale = _mm512_cvtepu8_epi16(bytes);
             outside |= _mm512_cmpgt_epu16_mask(_mm512_sub_epi16(scale, lowest), span);
             __m512i fold = _mm512_xor_si512(_mm512_slli_epi16(scale, 7), _mm512_set1_epi16(0x7f80));
@@ -71,14 +211,23 @@ static bool expand_scales(struct panel *panel, int64_t n_scales)
     return outside == 0;
 }
 
-// The 16 lanes of each of 16 accumulators, summed in one fixed tree: lane j of the result belongs to sum[j].
-INLINE __m512 reduce_16(const __m512 *sum)
+static void prefetch_scales(const struct panel *panel, int64_t n_scales)
+{
+    for (int i = 0; i < NIB_MOE_ROWS; i++) {
+        const uint8_t *scales = nib_moe_block_scales(panel->ahead, i) + panel->start / NIB_MX_BLOCK;
+        for (int64_t k = 0; k < n_scales; k += 64)
+            _mm_prefetch((const char *)scales + k, _MM_HINT_T0);
+    }
+}
+
+// The 16 lanes of each of 16 sums added in one fixed tree: lane i of the result belongs to sum[i].
+static __m512 reduce_rows(const __m512 *sum /* [16] */)
 {
     __m512 pair[8], quad[4];
-    for (int i = 0; i < 8; i++)
-        pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(sum[2 * i], sum[2 * i + 1]),
-                                _mm512_unpackhi_ps(sum[2 * i], sum[2 * i + 1]));
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 8; i++) pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(sum[2 * i], sum[2 * i + 1]),
+                                                               _mm512_unpackhi_ps(sum[2 * i], sum[2 * i + 1]));
+    UNROLL for (int i = 0; i < 4; i++)
+    {
         __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
         quad[i] =
             _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
@@ -90,164 +239,74 @@ INLINE __m512 reduce_16(const __m512 *sum)
     return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
 
-// One chunk of `rows` rows times `m` activation rows into sum[row][token].
-INLINE void multiply_chunk(const struct panel *panel, int64_t c, __mmask32 words, int first, int rows,
-                           const void *const *x, int m, __m512 (*sum)[NIB_MOE_TOKENS])
+static void multiply_panel_1(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
 {
-    const __m512i table = code_table(254 - 129);
-    // 128-bit lane L takes word L of the four folds, eight times
-    const __m512i spread =
-        _mm512_set_epi64(0x0706070607060706, 0x0706070607060706, 0x0504050405040504, 0x0504050405040504,
-                         0x0302030203020302, 0x0302030203020302, 0x0100010001000100, 0x0100010001000100);
-    __m512i packed[NIB_MOE_ROWS], fold[NIB_MOE_ROWS];
-    for (int i = 0; i < rows; i++) {
-        const uint8_t *source = panel->packed[first + i] + c * 64;
-        packed[i] = words == ~0u ? _mm512_loadu_si512(source) : _mm512_maskz_loadu_epi16(words, source);
-        int64_t four;
-        memcpy(&four, panel->folds[first + i] + c * 4, sizeof four);
-        fold[i] = _mm512_shuffle_epi8(_mm512_set1_epi64(four), spread);
-    }
-    for (int p = 0; p < 4; p++) {
-        __m512bh weight[NIB_MOE_ROWS];
-        for (int i = 0; i < rows; i++) {
-            __m512i code = p ? _mm512_srli_epi16(packed[i], (unsigned)(4 * p)) : packed[i];
-            weight[i] = (__m512bh)_mm512_subs_epu16(_mm512_permutexvar_epi16(code, table), fold[i]);
-        }
-        for (int t = 0; t < m; t++) {
-            __m512bh value = (__m512bh)load_x(x[t], c, p);
-            for (int i = 0; i < rows; i++)
-                sum[i][t] = _mm512_dpbf16_ps(sum[i][t], weight[i], value);
-        }
-    }
+    multiply_panel(panel, 8, x, 1, saved);
 }
 
-// The same for any scale: the fp32 sum of each block of the chunk is scaled.
-static void multiply_chunk_exact(const struct panel *panel, int64_t c, __mmask32 words, int first, int rows,
-                                 const void *const *x, int m, __m512 (*sum)[NIB_MOE_TOKENS])
+static void multiply_panel_2(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
 {
-    const __m512i table = code_table(0);
-    for (int i = 0; i < rows; i++) {
-        __m512i packed = _mm512_maskz_loadu_epi16(words, panel->packed[first + i] + c * 64);
-        _Alignas(64) float scale[16] = {0};
-        for (int lane = 0; lane < 16 && (words >> (2 * lane) & 1); lane++)
-            scale[lane] = nib_e8m0_to_f32(panel->scales[first + i][c * 4 + lane / 4]) * (1.0f / (1 << FOLD_LIFT));
-        for (int t = 0; t < m; t++) {
-            __m512 product = _mm512_setzero_ps();
-            for (int p = 0; p < 4; p++) {
-                __m512i code = _mm512_srli_epi16(packed, (unsigned)(4 * p));
-                product = _mm512_dpbf16_ps(product, (__m512bh)_mm512_permutexvar_epi16(code, table),
-                                           (__m512bh)load_x(x[t], c, p));
-            }
-            sum[i][t] = _mm512_fmadd_ps(product, _mm512_load_ps(scale), sum[i][t]);
-        }
-    }
+    multiply_panel(panel, 8, x, 2, saved);
 }
 
-INLINE void multiply_rows(const struct panel *panel, int first, int rows, const void *const *x, int m,
-                          __m512 (*sum)[NIB_MOE_TOKENS])
+static void multiply_panel_3(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
 {
-    for (int64_t c = 0; c < panel->chunks; c++) {
-        if (panel->prefetch)
-            for (int i = 0; i < rows; i++)
-                _mm_prefetch((const char *)panel->ahead[first + i] + c * 64, _MM_HINT_T0);
-        multiply_chunk(panel, c, ~0u, first, rows, x, m, sum);
-    }
-    if (panel->partial)
-        multiply_chunk(panel, panel->chunks, panel->partial, first, rows, x, m, sum);
+    multiply_panel(panel, 4, x, 3, saved);
 }
 
-static void multiply_rows_exact(const struct panel *panel, int first, int rows, const void *const *x, int m,
-                                __m512 (*sum)[NIB_MOE_TOKENS])
+static void multiply_panel_4(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
 {
-    for (int64_t c = 0; c < panel->chunks; c++)
-        multiply_chunk_exact(panel, c, ~0u, first, rows, x, m, sum);
-    if (panel->partial)
-        multiply_chunk_exact(panel, panel->chunks, panel->partial, first, rows, x, m, sum);
+    multiply_panel(panel, 4, x, 4, saved);
 }
 
-// The block's panel, `rows` rows at a time, for m activation rows; rows * m <= 16. `saved` carries the sums over panels.
-INLINE void multiply_panel(const struct panel *panel, int rows, const void *const *x, int m, __m512 *saved,
-                           float *out)
+static void multiply_panel_5(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
 {
-    for (int first = 0; first < NIB_MOE_ROWS; first += rows) {
-        __m512 sum[NIB_MOE_ROWS][NIB_MOE_TOKENS];
-        __m512 *kept = saved + first * m;
-        for (int i = 0; i < rows; i++)
-            for (int t = 0; t < m; t++)
-                sum[i][t] = panel->starts ? _mm512_setzero_ps() : kept[i * m + t];
-        if (__builtin_expect(panel->exact, 0))
-            multiply_rows_exact(panel, first, rows, x, m, sum);
-        else
-            multiply_rows(panel, first, rows, x, m, sum);
-        if (!panel->ends) {
-            for (int i = 0; i < rows; i++)
-                for (int t = 0; t < m; t++)
-                    kept[i * m + t] = sum[i][t];
-            continue;
-        }
-        __m512 flat[16];
-        for (int j = 0; j < 16; j++)
-            flat[j] = j < rows * m ? sum[j % rows][j / rows] : _mm512_setzero_ps();
-        _Alignas(64) float result[16];
-        _mm512_store_ps(result, _mm512_mul_ps(reduce_16(flat), _mm512_set1_ps(1 << FOLD_LIFT)));
-        for (int t = 0; t < m; t++)
-            memcpy(out + t * NIB_MOE_ROWS + first, result + t * rows, (size_t)rows * sizeof *out);
-    }
+    multiply_panel(panel, 2, x, 5, saved);
+}
+
+static void multiply_panel_6(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, 2, x, 6, saved);
+}
+
+static void multiply_panel_7(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, 2, x, 7, saved);
+}
+
+static void multiply_panel_8(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, 2, x, 8, saved);
 }
 
 static void multiply(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
                      const void *const *x, int m, float *out)
 {
+    static void (*const panels[NIB_MOE_TOKENS])(const struct panel *, const uint16_t *const *,
+                                                __m512(*)[NIB_MOE_ROWS]) = {
+        multiply_panel_1, multiply_panel_2, multiply_panel_3, multiply_panel_4,
+        multiply_panel_5, multiply_panel_6, multiply_panel_7, multiply_panel_8};
     struct panel panel;
-    __m512 saved[NIB_MOE_ROWS * NIB_MOE_TOKENS];
-    const void *px[NIB_MOE_TOKENS];
-    panel.prefetch = ahead != NULL;
-    for (int64_t start = 0; start < n; start += PANEL_CHUNKS * NIB_MOE_CHUNK) {
-        int64_t columns = n - start < PANEL_CHUNKS * NIB_MOE_CHUNK ? n - start : PANEL_CHUNKS * NIB_MOE_CHUNK;
-        panel.starts = start == 0;
-        panel.ends = start + columns == n;
+    panel.block = block;
+    panel.ahead = ahead;
+    __m512 saved[NIB_MOE_TOKENS][NIB_MOE_ROWS];
+    for (panel.start = 0; panel.start < n; panel.start += PANEL_COLUMNS) {
+        int64_t columns = n - panel.start < PANEL_COLUMNS ? n - panel.start : PANEL_COLUMNS;
+        const uint16_t *from[NIB_MOE_TOKENS];
         panel.chunks = columns / NIB_MOE_CHUNK;
         panel.partial = (1u << (columns % NIB_MOE_CHUNK / 4)) - 1;
-        for (int i = 0; i < NIB_MOE_ROWS; i++) {
-            panel.packed[i] = nib_moe_block_packed(block, i) + start / 2;
-            panel.scales[i] = nib_moe_block_scales(block, i) + start / NIB_MX_BLOCK;
-            if (ahead) {
-                panel.ahead[i] = nib_moe_block_packed(ahead, i) + start / 2;
-                for (int64_t k = 0; k < columns / NIB_MX_BLOCK; k += 64)
-                    _mm_prefetch((const char *)nib_moe_block_scales(ahead, i) + start / NIB_MX_BLOCK + k,
-                                 _MM_HINT_T0);
-            }
-        }
-        panel.exact = !expand_scales(&panel, columns / NIB_MX_BLOCK);
         for (int t = 0; t < m; t++)
-            px[t] = (const uint16_t *)x[t] + start;
-        switch (m) {
-        case 1:
-            multiply_panel(&panel, 16, px, 1, saved, out);
-            break;
-        case 2:
-            multiply_panel(&panel, 8, px, 2, saved, out);
-            break;
-        case 3:
-            multiply_panel(&panel, 4, px, 3, saved, out);
-            break;
-        case 4:
-            multiply_panel(&panel, 4, px, 4, saved, out);
-            break;
-        case 5:
-            multiply_panel(&panel, 2, px, 5, saved, out);
-            break;
-        case 6:
-            multiply_panel(&panel, 2, px, 6, saved, out);
-            break;
-        case 7:
-            multiply_panel(&panel, 2, px, 7, saved, out);
-            break;
-        default:
-            multiply_panel(&panel, 2, px, 8, saved, out);
-            break;
-        }
+            from[t] = (const uint16_t *)x[t] + panel.start;
+        if (ahead)
+            prefetch_scales(&panel, columns / NIB_MX_BLOCK);
+        if (__builtin_expect(expand_scales(&panel, columns / NIB_MX_BLOCK), 1))
+            panels[m - 1](&panel, from, saved);
+        else
+            multiply_panel_exact(&panel, from, m, saved);
     }
+    for (int t = 0; t < m; t++)
+        _mm512_storeu_ps(out + t * NIB_MOE_ROWS,
+                         _mm512_mul_ps(reduce_rows(saved[t]), _mm512_set1_ps(1 << FOLD_LIFT)));
 }
 
 static void arrange(const uint16_t *x, int64_t n, void *row)
