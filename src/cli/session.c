@@ -4,24 +4,20 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "cli/units.h"
 
 struct session_options session_defaults(void)
 {
     return (struct session_options){.device = "cpu"};
 }
 
-static double gib(uint64_t bytes)
-{
-    return (double)bytes / (1024.0 * 1024 * 1024);
-}
-
 void print_memory_plan(const struct nib_memory_plan *plan)
 {
     fprintf(stderr,
-            "memory: %.2f GiB of %.2f available: weights %.2f (mapped), KV cache %.2f (%lld tokens), "
-            "buffers %.2f, scratch %.2f\n",
-            gib(plan->total_bytes), gib(plan->available_bytes), gib(plan->weights_bytes), gib(plan->cache_bytes),
-            (long long)plan->cache_tokens, gib(plan->buffer_bytes), gib(plan->scratch_bytes));
+            "memory: %s of %s available: weights %s (mapped), KV cache %s (%lld tokens), buffers %s, scratch %s\n",
+            size_text(plan->total_bytes).text, size_text(plan->available_bytes).text,
+            size_text(plan->weights_bytes).text, size_text(plan->cache_bytes).text, (long long)plan->cache_tokens,
+            size_text(plan->buffer_bytes).text, size_text(plan->scratch_bytes).text);
 }
 
 static void on_plan(void *user, const struct nib_memory_plan *plan)

@@ -28,7 +28,7 @@ nib_status session_open(struct session *session, const char *path, const struct 
                         struct nib_error *err);
 void session_close(struct session *session); // fine on a zero session
 
-// The engine's memory plan as a few lines of text.
+// The engine's memory plan as one line on stderr.
 void print_memory_plan(const struct nib_memory_plan *plan);
 
 // The tokenizer of a checkpoint folder: tokenizer.json, or OpenAI's ranks with the built-in pattern.
