@@ -277,7 +277,7 @@ nib_status nib_config_int_at(const struct nib_config *config, const char *key, s
                              int64_t high, int64_t *value, struct nib_error *err)
 {
     char label[256];
-    const json_t *element;
+    const json_t *element = NULL;
     nib_status status = find_element(config, key, index, label, sizeof label, &element, err);
     return status == NIB_OK ? read_int(config, label, element, low, high, value, err) : status;
 }
@@ -286,7 +286,7 @@ nib_status nib_config_string_at(const struct nib_config *config, const char *key
                                 struct nib_error *err)
 {
     char label[256];
-    const json_t *element;
+    const json_t *element = NULL;
     nib_status status = find_element(config, key, index, label, sizeof label, &element, err);
     return status == NIB_OK ? read_string(config, label, element, value, err) : status;
 }

@@ -9,7 +9,7 @@
 // Where the settings stand: keys are prefix + name, such as "rope_parameters.sliding_attention." + "factor".
 struct rope_source {
     const struct nib_config *config;
-    char prefix[160];
+    char prefix[192];
 };
 
 static const char *join(const struct rope_source *source, const char *name, char *key /* [256] */)

@@ -72,10 +72,12 @@ nib_status nib_checkpoint_experts(struct nib_checkpoint *checkpoint, const char 
         return fail_unknown(checkpoint, prefix, err);
     if (separate)
         made = numbered;
-    char *copy = nib_checkpoint_allocate(checkpoint, strlen(prefix) + 1);
+    size_t length = strlen(prefix);
+    char *copy = nib_checkpoint_allocate(checkpoint, length + 1);
     if (!copy)
-        return nib_fail_memory(err, strlen(prefix) + 1, "a name");
-    made.prefix = strcpy(copy, prefix);
+        return nib_fail_memory(err, length + 1, "a name");
+    memcpy(copy, prefix, length);
+    made.prefix = copy;
     status = check_sizes(&made, err);
     if (status == NIB_OK)
         *experts = made;

@@ -57,6 +57,12 @@ static int compare_paths(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+static void sort_paths(struct path_list *list)
+{
+    if (list->count)
+        qsort(list->paths, list->count, sizeof *list->paths, compare_paths);
+}
+
 static bool ends_with(const char *text, const char *end)
 {
     size_t length = strlen(text), tail = strlen(end);
@@ -142,7 +148,7 @@ static nib_status open_listed(struct nib_checkpoint *checkpoint, const char *ind
     struct path_list list = {0};
     nib_status status = list_shards(checkpoint, index_path, map, &list, err);
     if (status == NIB_OK) {
-        qsort(list.paths, list.count, sizeof *list.paths, compare_paths);
+        sort_paths(&list);
         status = nib_checkpoint_open_files(checkpoint, list.paths, list.count, err);
     }
     free_paths(&list);
@@ -228,7 +234,7 @@ static nib_status open_all(struct nib_checkpoint *checkpoint, struct nib_error *
     struct path_list list = {0};
     nib_status status = list_folder(checkpoint->path, &list, err);
     if (status == NIB_OK) {
-        qsort(list.paths, list.count, sizeof *list.paths, compare_paths);
+        sort_paths(&list);
         status = check_complete(&list, err);
     }
     if (status == NIB_OK)

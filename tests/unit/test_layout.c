@@ -347,6 +347,22 @@ static void layers_of_the_fixtures_are_found_in_order(void **state)
     }
 }
 
+// vllm 49187: the config was trusted over the tensor's header. What it says about sizes and formats is not read here.
+static void labels_in_the_config_change_nothing(void **state)
+{
+    (void)state;
+    const char *folder = test_scratch("layout");
+    test_write_text(test_inside(folder, "config.json"),
+                    "{\"hidden_size\": 4096, \"intermediate_size\": 1, \"num_local_experts\": 999,"
+                    " \"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [1, 1]}}");
+    write_separate(test_inside(folder, "model.safetensors"), "model.layers.0.mlp.experts", &quark);
+    struct nib_checkpoint *checkpoint = open_checkpoint(folder);
+    struct nib_experts experts = read_experts(checkpoint, "model.layers.0.mlp.experts", true);
+    assert_int_equal(experts.layout, NIB_EXPERTS_QUARK);
+    assert_is_the_layer(&experts, false);
+    nib_checkpoint_close(checkpoint);
+}
+
 static void layer_ten_comes_after_layer_nine(void **state)
 {
     (void)state;
@@ -508,6 +524,7 @@ int main(void)
         cmocka_unit_test(fused_layouts_give_the_same_rows),
         cmocka_unit_test(separate_layouts_give_the_same_rows),
         cmocka_unit_test(layers_of_the_fixtures_are_found_in_order),
+        cmocka_unit_test(labels_in_the_config_change_nothing),
         cmocka_unit_test(layer_ten_comes_after_layer_nine),
         cmocka_unit_test(a_nan_scale_is_found_wherever_it_is),
         cmocka_unit_test(dense_forms_are_told_by_type_and_scale),
