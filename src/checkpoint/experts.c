@@ -72,11 +72,11 @@ nib_status nib_checkpoint_experts(struct nib_checkpoint *checkpoint, const char 
         return fail_unknown(checkpoint, prefix, err);
     if (separate)
         made = numbered;
-    size_t length = strlen(prefix);
-    char *copy = nib_checkpoint_allocate(checkpoint, length + 1);
+    size_t bytes = strlen(prefix) + 1;
+    char *copy = nib_checkpoint_allocate(checkpoint, bytes);
     if (!copy)
-        return nib_fail_memory(err, length + 1, "a name");
-    memcpy(copy, prefix, length);
+        return nib_fail_memory(err, bytes, "a name");
+    memcpy(copy, prefix, bytes);
     made.prefix = copy;
     status = check_sizes(&made, err);
     if (status == NIB_OK)
