@@ -113,13 +113,15 @@ static void merge_all(struct word *word)
 static uint32_t list_symbols(const struct nib_tokenizer *tokenizer, struct word *word)
 {
     uint32_t count = 0;
+    bool fuse = false;
     for (uint32_t i = 0; i < word->size; i++) {
         int32_t id = word->vocab->byte_ids[word->bytes[i]];
-        if (id < 0) {
+        bool known = id >= 0;
+        if (!known)
             id = tokenizer->unknown;
-            if (id < 0 || (tokenizer->fuse_unknown && count > 0 && word->symbols[count - 1].id == id))
-                continue;
-        }
+        if (id < 0 || (!known && fuse))
+            continue;
+        fuse = !known && tokenizer->fuse_unknown;
         word->symbols[count] = (struct nib_bpe_symbol){id, -1, NIB_NO_MERGE, i, count - 1, count + 1};
         count++;
     }

@@ -162,10 +162,14 @@ nib_status nib_pattern_escape(struct nib_pattern_reader *reader, struct nib_buff
     return nib_buffer_append(out, (char[]){'\\', letter}, 2, reader->err);
 }
 
-const char *nib_pattern_word_items(const struct nib_pattern_reader *reader)
+// Rust's \w has the joiners besides; Oniguruma's has the numbers of Latin-1, outside classes only.
+#define WORD_ITEMS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+
+const char *nib_pattern_word_items(const struct nib_pattern_reader *reader, bool in_class)
 {
-    return reader->dialect == NIB_REGEX_RUST ? "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}"
-                                             : "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+    if (reader->dialect == NIB_REGEX_RUST)
+        return WORD_ITEMS "\\x{200c}\\x{200d}";
+    return in_class ? WORD_ITEMS : WORD_ITEMS "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 }
 
 // One operand of an intersection: its items as PCRE2 spells them.
@@ -183,7 +187,7 @@ static nib_status read_item(struct nib_pattern_reader *reader, struct operand *o
     nib_status status;
     if (nib_pattern_begins(reader, "\\w")) {
         reader->at += 2;
-        status = put(&operand->items, nib_pattern_word_items(reader), reader->err);
+        status = put(&operand->items, nib_pattern_word_items(reader, true), reader->err);
     } else if (reader->pattern[reader->at] == '\\') {
         status = nib_pattern_escape(reader, &operand->items, &categories);
     } else if (reader->pattern[reader->at] == '[') {

@@ -21,7 +21,7 @@ nib_status nib_pattern_refuse(const struct nib_pattern_reader *reader, const cha
 nib_status nib_pattern_escape(struct nib_pattern_reader *reader, struct nib_buffer *out, uint32_t *categories);
 
 // The items of a class equal to \w.
-const char *nib_pattern_word_items(const struct nib_pattern_reader *reader);
+const char *nib_pattern_word_items(const struct nib_pattern_reader *reader, bool in_class);
 
 // Reads the class at the reader's '['.
 nib_status nib_pattern_class(struct nib_pattern_reader *reader);

@@ -81,7 +81,7 @@ static nib_status translate_escape(struct nib_pattern_reader *reader)
     if (nib_pattern_begins(reader, "\\w") || nib_pattern_begins(reader, "\\W")) {
         nib_status status = put(reader, nib_pattern_begins(reader, "\\w") ? "[" : "[^");
         if (status == NIB_OK)
-            status = put(reader, nib_pattern_word_items(reader));
+            status = put(reader, nib_pattern_word_items(reader, false));
         reader->at += 2;
         return status == NIB_OK ? put(reader, "]") : status;
     }

@@ -89,12 +89,14 @@ static bool decode_base64(const char *text, size_t size, uint8_t bytes[static TO
 static bool read_rank(const char *text, size_t size, int64_t *rank)
 {
     *rank = 0;
+    if (size == 0 || size > 9)
+        return false;
     for (size_t i = 0; i < size; i++) {
         if (text[i] < '0' || text[i] > '9')
             return false;
         *rank = *rank * 10 + (text[i] - '0');
     }
-    return size >= 1 && size <= 9;
+    return true;
 }
 
 static nib_status read_line(struct nib_vocab *vocab, const char *line, size_t size, size_t number,

@@ -187,16 +187,19 @@ def variants(folder):
     yield "tiny", TINY
     yield write("gpt2", lambda t: t.update(pre_tokenizer=byte_level(False, True)))
     yield write("gpt2-prefix", lambda t: t.update(pre_tokenizer=byte_level(True, True)))
-    yield write("gpt2-split", stages(split(GPT2), byte_level()))
+    # With a space in front of every piece the ids show where the pieces begin.
+    yield write("gpt2-split", stages(split(GPT2), byte_level(True)))
+    yield write("o200k-split", stages(split(O200K), byte_level(True)))
     yield write("split-prefix-regex", stages(split(r"\p{N}"), byte_level(True, True)))
-    yield write("llama3", stages(split(LLAMA3), byte_level()))
+    yield write("llama3", stages(split(LLAMA3), byte_level(True)))
     yield write("qwen2", stages(split(QWEN2), byte_level()))
-    yield write("kimi", stages(split(KIMI), byte_level()))
-    yield write("deepseek", stages(*map(split, DEEPSEEK), byte_level()))
+    yield write("kimi", stages(split(KIMI), byte_level(True)))
+    yield write("deepseek", stages(*map(split, DEEPSEEK), byte_level(True)))
     yield write("removed-inverted", stages(split(O200K, "Removed", True), byte_level()))
     yield write("removed", stages(split(r"[aeiou]+", "Removed"), byte_level()))
-    yield write("empty-matches", stages(split(r"a*|(?=B)|$"), byte_level()))
-    yield write("anchors", stages(split(r"^\s*\w+|\W$|[^\w\s]+"), byte_level()))
+    yield write("empty-matches", stages(split(r"a*|(?=B)|$"), byte_level(True)))
+    yield write("anchors", stages(split(r"^\s*\w+|\W$|[^\w\s]+"), byte_level(True)))
+    yield write("words", stages(split(r"\w+|[^\w]"), byte_level(True)))
     yield write("ignore-merges", lambda t: t["model"].update(ignore_merges=True))
     yield write("merges-as-strings", merges_as_strings)
     yield write("missing-bytes", drop_bytes)
@@ -232,7 +235,7 @@ def main():
         pipe = build_pipe(options.build, folder)
         for name, path in variants(folder):
             other, nibble = Tokenizer.from_file(path), Nibble(pipe, path)
-            share, sweep = (budget, 1) if name == "tiny" else (budget / 10, 7)
+            share, sweep = (budget, 1) if name in ("tiny", "o200k-split", "words", "kimi") else (budget / 10, 7)
             texts = samples(options.seed, share, sweep)
             wrong += compare(
                 f"{name}, added tokens", nibble, lambda t: other.encode(t, add_special_tokens=False).ids, texts, SPECIAL
