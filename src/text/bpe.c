@@ -33,7 +33,7 @@ void nib_bpe_scratch_free(struct nib_bpe_scratch *scratch)
 
 static nib_status reserve(struct nib_bpe_scratch *scratch, size_t size, struct nib_error *err)
 {
-    if (size <= scratch->capacity)
+    if (scratch->symbols && size <= scratch->capacity)
         return NIB_OK;
     size_t capacity = size < 128 ? 128 : size + size / 2;
     nib_bpe_scratch_free(scratch);

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -78,7 +79,7 @@ static nib_status find_rank_file(const char *folder, char name[static NAME_MAX +
             status = nib_fail(err, NIB_ERR_ARGUMENT, "%s: both %s and %s are rank files, name one of them", folder,
                               name, entry->d_name);
         else
-            strcpy(name, entry->d_name);
+            snprintf(name, NAME_MAX + 1, "%s", entry->d_name);
     }
     closedir(entries);
     return status;
@@ -118,7 +119,8 @@ nib_status nib_tokenizer_open(struct nib_tokenizer **tokenizer, const char *path
     char *file = NULL;
     struct nib_map map = {0};
     nib_status status = find_file(path, &file, err);
-    if (status == NIB_OK && !is_rank_file(file))
+    bool ranks = file && is_rank_file(file);
+    if (!ranks)
         preset = NULL;
     else if (status == NIB_OK && !preset)
         status = nib_fail(err, NIB_ERR_ARGUMENT, "%s: a rank file has no split pattern, it needs a preset", file);

@@ -219,7 +219,9 @@ nib_status nib_tokenizer_encode(const struct nib_tokenizer *tokenizer, const cha
     struct encoder encoder = {.tokenizer = tokenizer, .list = list, .err = err};
     uint8_t *copy;
     struct piece whole = {(const uint8_t *)text, make_seen((const uint8_t *)text, size, &copy), size};
-    nib_status status = whole.seen ? prepare(&encoder, size) : nib_fail_memory(err, size, "text");
+    if (!whole.seen)
+        return nib_fail_memory(err, size, "text");
+    nib_status status = prepare(&encoder, size);
     if (status == NIB_OK)
         status = encode_added(&encoder, flags & NIB_ENCODE_SPECIAL ? 0 : 2, whole);
     if (status != NIB_OK)

@@ -239,13 +239,14 @@ static nib_status read_model(struct reader *reader, const json_t *model)
     return status == NIB_OK ? read_unknown(reader, model) : status;
 }
 
-static nib_status add_stage(struct reader *reader, struct nib_split_stage **stage)
+// The next stage, or NULL and an error.
+static struct nib_split_stage *add_stage(struct reader *reader)
 {
     struct nib_tokenizer *tokenizer = reader->tokenizer;
-    if (tokenizer->stage_count == NIB_SPLIT_STAGES)
-        return nib_fail(reader->err, NIB_ERR_LIMIT, "pre_tokenizer has more than %d stages", NIB_SPLIT_STAGES);
-    *stage = &tokenizer->stages[tokenizer->stage_count++];
-    return NIB_OK;
+    if (tokenizer->stage_count < NIB_SPLIT_STAGES)
+        return &tokenizer->stages[tokenizer->stage_count++];
+    nib_fail(reader->err, NIB_ERR_LIMIT, "pre_tokenizer has more than %d stages", NIB_SPLIT_STAGES);
+    return NULL;
 }
 
 static nib_status read_split_pattern(struct reader *reader, const json_t *pattern, pcre2_code **code)
@@ -276,10 +277,10 @@ static nib_status read_split(struct reader *reader, const json_t *split)
     struct nib_split_stage *stage;
     bool invert;
     nib_status status = read_flag(reader, split, "pre_tokenizer", "invert", false, &invert);
-    if (status == NIB_OK)
-        status = add_stage(reader, &stage);
     if (status != NIB_OK)
         return status;
+    if (!(stage = add_stage(reader)))
+        return NIB_ERR_LIMIT;
     if (!behavior)
         return nib_fail(reader->err, NIB_ERR_FORMAT, "pre_tokenizer: Split has no behavior");
     if (strcmp(behavior, "Removed") == 0) {
@@ -300,15 +301,17 @@ static nib_status read_byte_level(struct reader *reader, const json_t *byte_leve
     nib_status status = read_flag(reader, byte_level, "pre_tokenizer", "add_prefix_space", true, &prefix);
     if (status == NIB_OK)
         status = read_flag(reader, byte_level, "pre_tokenizer", "use_regex", true, &use_regex);
-    if (status == NIB_OK && prefix)
-        status = add_stage(reader, &stage); // no code: the space
-    if (status == NIB_OK && use_regex)
-        status = add_stage(reader, &stage);
-    if (status == NIB_OK && use_regex)
-        status = nib_split_pattern_compile(GPT2_PATTERN, strlen(GPT2_PATTERN), NIB_REGEX_ONIGURUMA, &stage->code,
-                                           reader->err);
+    if (status != NIB_OK)
+        return status;
     reader->byte_level = true;
-    return status;
+    if (prefix && !add_stage(reader)) // a stage without code: the space
+        return NIB_ERR_LIMIT;
+    if (!use_regex)
+        return NIB_OK;
+    if (!(stage = add_stage(reader)))
+        return NIB_ERR_LIMIT;
+    return nib_split_pattern_compile(GPT2_PATTERN, strlen(GPT2_PATTERN), NIB_REGEX_ONIGURUMA, &stage->code,
+                                     reader->err);
 }
 
 static nib_status read_pre_tokenizer(struct reader *reader, const json_t *pre_tokenizer, int depth)

@@ -166,7 +166,7 @@ void nib_bpe_scratch_free(struct nib_bpe_scratch *scratch);
 
 // Appends the tokens of one piece, size in 1 … 2^31 - 1.
 nib_status nib_bpe_encode_word(const struct nib_tokenizer *tokenizer, struct nib_bpe_scratch *scratch,
-                               const uint8_t *word /* [size] */, size_t size, struct nib_token_list *list,
+                               const uint8_t *bytes /* [size] */, size_t size, struct nib_token_list *list,
                                struct nib_error *err);
 
 #endif
