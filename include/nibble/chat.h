@@ -55,8 +55,8 @@ enum nib_end {
 
 struct nib_as_written; // how a parsed message stood in its stream, see nib_chat_render_exact
 
-// One message. Callers fill in what they need (the rest zero) and own every byte until the call they pass it to
-// returns. A parser's messages point into the parser and live as long as it does.
+// One message. Callers fill in what they need (the rest zero) and keep its bytes until they have freed the pieces made
+// from it. A parser's messages point into the parser and live as long as it does.
 struct nib_message {
     enum nib_role role;
     struct nib_text name;      // a tool's full name, "functions.get_weather"; for other roles an author's, rarely

@@ -124,18 +124,33 @@ static void put_union(struct type_writer *to, const json_t *variants, size_t ind
     }
 }
 
-// The name of a property and whether it may be left out.
-static void put_key(struct type_writer *to, const json_t *object, const char *key, size_t size, size_t indent)
+// The names in an object's "required" as the keys of another: lists from the network may be long.
+static json_t *required_names(struct type_writer *to, const json_t *object)
 {
-    bool required = false;
+    json_t *names = json_object();
     size_t i;
     json_t *name;
-    json_array_foreach(json_object_get(object, "required"), i, name) required |=
-        json_string_length(name) == size && json_is_string(name) &&
-        memcmp(json_string_value(name), key, size) == 0;
+    json_array_foreach(json_object_get(object, "required"), i, name)
+    {
+        const char *string = json_string_value(name);
+        if (string && strlen(string) == json_string_length(name))
+            to->out->failed |= json_object_set_new(names, string, json_true()) != 0;
+    }
+    to->out->failed |= !names;
+    return names;
+}
+
+struct property {
+    const char *key;
+    const json_t *schema;
+    bool required;
+};
+
+static void put_key(struct type_writer *to, const struct property *property, size_t indent)
+{
     put_indent(to, indent);
-    nib_write(to->out, key, size);
-    put(to, required ? ":" : "?:");
+    put(to, property->key);
+    put(to, property->required ? ":" : "?:");
 }
 
 static void put_examples(struct type_writer *to, const json_t *examples, size_t indent)
@@ -157,17 +172,17 @@ static void put_examples(struct type_writer *to, const json_t *examples, size_t 
     }
 }
 
-static void put_leading_comments(struct type_writer *to, const json_t *property, size_t indent)
+static void put_leading_comments(struct type_writer *to, const json_t *schema, size_t indent)
 {
-    const json_t *title = json_object_get(property, "title");
+    const json_t *title = json_object_get(schema, "title");
     put_comment(to, title, indent);
     if (json_is_string(title)) {
         put_indent(to, indent);
         put(to, "//\n");
     }
-    if (!json_object_get(property, "oneOf"))
-        put_comment(to, json_object_get(property, "description"), indent);
-    put_examples(to, json_object_get(property, "examples"), indent);
+    if (!json_object_get(schema, "oneOf"))
+        put_comment(to, json_object_get(schema, "description"), indent);
+    put_examples(to, json_object_get(schema, "examples"), indent);
 }
 
 static bool same_string(const json_t *a, const json_t *b)
@@ -177,22 +192,21 @@ static bool same_string(const json_t *a, const json_t *b)
 
 // A property that is a union: its description above it, unless the first variant says the same. A description above
 // stands in for the first variant's own.
-static void put_union_property(struct type_writer *to, const json_t *object, const char *key, size_t size,
-                               const json_t *property, size_t indent, int depth)
+static void put_union_property(struct type_writer *to, const struct property *property, size_t indent, int depth)
 {
-    const json_t *variants = json_object_get(property, "oneOf");
-    const json_t *description = json_object_get(property, "description");
+    const json_t *variants = json_object_get(property->schema, "oneOf");
+    const json_t *description = json_object_get(property->schema, "description");
     const json_t *first = json_object_get(json_array_get(variants, 0), "description");
     bool above = json_is_string(description) && !same_string(description, first);
     if (above)
         put_comment(to, description, indent);
-    if (json_object_get(property, "default")) {
+    if (json_object_get(property->schema, "default")) {
         put_indent(to, indent);
         put(to, "// ");
-        put_default(to, property, true);
+        put_default(to, property->schema, true);
         put(to, "\n");
     }
-    put_key(to, object, key, size, indent);
+    put_key(to, property, indent);
     put(to, "\n");
     size_t i;
     json_t *variant;
@@ -210,22 +224,21 @@ static void put_union_property(struct type_writer *to, const json_t *object, con
     put(to, ",\n");
 }
 
-static void put_property(struct type_writer *to, const json_t *object, const char *key, size_t size,
-                         const json_t *property, size_t indent, int depth)
+static void put_property(struct type_writer *to, const struct property *property, size_t indent, int depth)
 {
-    put_leading_comments(to, property, indent);
-    const json_t *variants = json_object_get(property, "oneOf");
+    put_leading_comments(to, property->schema, indent);
+    const json_t *variants = json_object_get(property->schema, "oneOf");
     if (json_is_array(variants)) {
-        put_union_property(to, object, key, size, property, indent, depth);
+        put_union_property(to, property, indent, depth);
         return;
     }
-    put_key(to, object, key, size, indent);
+    put_key(to, property, indent);
     put(to, " ");
-    put_nullable_type(to, property, indent + 4, depth);
+    put_nullable_type(to, property->schema, indent + 4, depth);
     put(to, ",");
-    if (!variants && json_object_get(property, "default")) {
+    if (!variants && json_object_get(property->schema, "default")) {
         put(to, " // ");
-        put_default(to, property, true);
+        put_default(to, property->schema, true);
     }
     put(to, "\n");
 }
@@ -234,11 +247,13 @@ static void put_object(struct type_writer *to, const json_t *schema, size_t inde
 {
     put_comment(to, json_object_get(schema, "description"), indent);
     put(to, "{\n");
-    json_t *properties = json_object_get(schema, "properties");
+    json_t *properties = json_object_get(schema, "properties"), *required = required_names(to, schema);
     for (void *at = json_object_iter(properties); at; at = json_object_iter_next(properties, at)) {
         const char *key = json_object_iter_key(at);
-        put_property(to, schema, key, strlen(key), json_object_iter_value(at), indent, depth);
+        struct property property = {key, json_object_iter_value(at), json_object_get(required, key) != NULL};
+        put_property(to, &property, indent, depth);
     }
+    json_decref(required);
     put_indent(to, indent);
     put(to, "}");
 }

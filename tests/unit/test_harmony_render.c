@@ -6,6 +6,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <time.h>
 
 #include <cmocka.h>
 #include <jansson.h>
@@ -420,6 +421,31 @@ static void test_bad_input_is_refused(void **state)
     nib_pieces_free(&pieces);
 }
 
+// 100,000 properties, all required: time must not grow with the square.
+static void test_long_schema_is_quick(void **state)
+{
+    (void)state;
+    enum { COUNT = 100000 };
+    json_t *schema = json_pack("{s:s, s:{}, s:[]}", "type", "object", "properties", "required");
+    for (int i = 0; i < COUNT; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "key%d", i);
+        json_object_set_new(json_object_get(schema, "properties"), key, json_pack("{s:s}", "type", "string"));
+        json_array_append_new(json_object_get(schema, "required"), json_string(key));
+    }
+    char *text = json_dumps(schema, JSON_COMPACT);
+    assert_non_null(text);
+    struct nib_tool tool = {.name = nib_text_of("f"), .parameters = nib_text_of(text)};
+    struct nib_conversation conversation = {.tools = &tool, .tool_count = 1};
+    struct nib_pieces pieces = {0};
+    clock_t begin = clock();
+    assert_int_equal(nib_chat_render(chat, &conversation, &pieces, NULL), NIB_OK);
+    assert_true(clock() - begin < 5 * CLOCKS_PER_SEC);
+    nib_pieces_free(&pieces);
+    free(text);
+    json_decref(schema);
+}
+
 static int32_t no_call(const void *self, const char *spelling)
 {
     return strcmp(spelling, "<|call|>") == 0 || strcmp(spelling, "<|endoftext|>") == 0
@@ -467,6 +493,7 @@ int main(void)
         cmocka_unit_test(test_user_text_is_never_control),
         cmocka_unit_test(test_llamacpp_15130_effort),
         cmocka_unit_test(test_bad_input_is_refused),
+        cmocka_unit_test(test_long_schema_is_quick),
         cmocka_unit_test(test_vocabulary_must_have_the_tokens),
     };
     return cmocka_run_group_tests(tests, open_chat, close_chat);
