@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "cpu/cpu_device.h"
 
-enum { CHUNK_ROWS = 256, ROW_TILE = 4 };
+enum { CHUNK_ROWS = 1024, ROW_TILE = 4 };
 
 // A run of rows of one projection: what a thread takes at a time.
 struct chunk {

@@ -6,7 +6,6 @@
 enum {
     ROWS = 4,
     TOKENS = 6,             // 24 accumulators
-    AHEAD = 8192,           // bytes ahead in the weights
     CACHED_BYTES = 1 << 19, // inputs that stay in the second-level cache while the weights pass
 };
 
@@ -15,8 +14,32 @@ static inline __mmask32 first_of_32(int64_t n)
     return (__mmask32)((1ull << n) - 1u);
 }
 
-static inline __attribute__((always_inline)) void tile(int rows, int tokens, const struct nib_linear_part *part,
-                                                       int64_t row, int64_t token)
+#define INLINE static inline __attribute__((always_inline))
+
+// The first columns of a tile, as 16-lane sums. Weights come from memory at full speed only when the lines of the tiles
+// 1, 3 and 5 further on are asked for: processors drop a part of such hints, so each line is asked for about three times,
+// by `tries` hints when the tile's tokens take one pass over its weights and by fewer when they take more.
+INLINE int64_t whole_vectors(int rows, int tokens, int tries, const uint16_t *weight, const uint16_t *x,
+                             const struct nib_linear_part *part, __m512 sum[ROWS][TOKENS])
+{
+    int64_t k = 0;
+    for (; k + 32 <= part->cols; k += 32) {
+        __m512bh w[ROWS];
+        for (int ahead = 1; ahead < 2 * tries; ahead += 2)
+            for (int r = 0; r < rows; r++)
+                _mm_prefetch((const char *)(weight + (ahead * ROWS + r) * part->cols + k), _MM_HINT_T1);
+        for (int r = 0; r < rows; r++)
+            w[r] = (__m512bh)_mm512_loadu_si512(weight + r * part->cols + k);
+        for (int t = 0; t < tokens; t++) {
+            __m512bh in = (__m512bh)_mm512_loadu_si512(x + t * part->x_pitch + k);
+            for (int r = 0; r < rows; r++)
+                sum[r][t] = _mm512_dpbf16_ps(sum[r][t], w[r], in);
+        }
+    }
+    return k;
+}
+
+INLINE void tile(int rows, int tokens, int tries, const struct nib_linear_part *part, int64_t row, int64_t token)
 {
     const uint16_t *weight = (const uint16_t *)part->weight + row * part->cols;
     const uint16_t *x = (const uint16_t *)part->x + token * part->x_pitch;
@@ -24,19 +47,7 @@ static inline __attribute__((always_inline)) void tile(int rows, int tokens, con
     for (int r = 0; r < ROWS; r++)
         for (int t = 0; t < tokens; t++)
             sum[r][t] = _mm512_setzero_ps();
-    int64_t k = 0;
-    for (; k + 32 <= part->cols; k += 32) {
-        __m512bh w[ROWS];
-        for (int r = 0; r < rows; r++) {
-            w[r] = (__m512bh)_mm512_loadu_si512(weight + r * part->cols + k);
-            _mm_prefetch((const char *)(weight + r * part->cols + k) + AHEAD, _MM_HINT_T0);
-        }
-        for (int t = 0; t < tokens; t++) {
-            __m512bh in = (__m512bh)_mm512_loadu_si512(x + t * part->x_pitch + k);
-            for (int r = 0; r < rows; r++)
-                sum[r][t] = _mm512_dpbf16_ps(sum[r][t], w[r], in);
-        }
-    }
+    int64_t k = whole_vectors(rows, tokens, tries, weight, x, part, sum);
     if (k < part->cols)
         for (int t = 0; t < tokens; t++) {
             __m512bh in = (__m512bh)_mm512_loadu_si512(x + t * part->x_pitch + k);
@@ -53,29 +64,43 @@ static inline __attribute__((always_inline)) void tile(int rows, int tokens, con
     }
 }
 
-static inline __attribute__((always_inline)) void tokens_of(int rows, const struct nib_linear_part *part,
-                                                            int64_t row, int64_t token, int64_t end)
+INLINE void tile_of(int rows, int64_t tokens, int tries, const struct nib_linear_part *part, int64_t row,
+                    int64_t token)
 {
-    for (; token + TOKENS <= end; token += TOKENS)
-        tile(rows, TOKENS, part, row, token);
-    switch (end - token) {
+    switch (tokens) {
     case 1:
-        tile(rows, 1, part, row, token);
+        tile(rows, 1, tries, part, row, token);
         break;
     case 2:
-        tile(rows, 2, part, row, token);
+        tile(rows, 2, tries, part, row, token);
         break;
     case 3:
-        tile(rows, 3, part, row, token);
+        tile(rows, 3, tries, part, row, token);
         break;
     case 4:
-        tile(rows, 4, part, row, token);
+        tile(rows, 4, tries, part, row, token);
         break;
     case 5:
-        tile(rows, 5, part, row, token);
+        tile(rows, 5, tries, part, row, token);
         break;
     default:
+        tile(rows, 6, tries, part, row, token);
         break;
+    }
+}
+
+// One group of rows with tokens [token, end), in passes of nearly equal width.
+INLINE void row_group(int rows, const struct nib_linear_part *part, int64_t row, int64_t token, int64_t end)
+{
+    int64_t passes = (end - token + TOKENS - 1) / TOKENS, left = passes;
+    for (int64_t width; left > 0; token += width, left--) {
+        width = (end - token + left - 1) / left;
+        if (passes == 1)
+            tile_of(rows, width, 3, part, row, token);
+        else if (passes == 2)
+            tile_of(rows, width, 2, part, row, token);
+        else
+            tile_of(rows, width, 1, part, row, token);
     }
 }
 
@@ -87,9 +112,9 @@ void nib_linear_avx512bf16(const struct nib_linear_part *part)
     for (int64_t token = 0; token < part->tokens; token += block) {
         int64_t end = token + block < part->tokens ? token + block : part->tokens, row = 0;
         for (; row + ROWS <= part->n_rows; row += ROWS)
-            tokens_of(ROWS, part, row, token, end);
+            row_group(ROWS, part, row, token, end);
         for (; row < part->n_rows; row++)
-            tokens_of(1, part, row, token, end);
+            row_group(1, part, row, token, end);
     }
 }
 
