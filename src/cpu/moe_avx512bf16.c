@@ -6,9 +6,12 @@
 // planes meets them without a shuffle. vpermw looks only at 5 bits of each index: a table of 32 entries that repeats
 // itself needs no mask.
 //
-// The table holds each code's bf16 with an exponent raised so far that one saturating subtraction of (255 - s) << 7 both
-// applies the scale 2^(s-127) (times 2^-3, which the sum gives back at the end) and leaves zero at zero. That is exact for
-// 5 <= s <= 254; a block of rows with any other scale takes the exact path, which scales the fp32 sums of a chunk instead.
+// A chunk's four products for one row and token start from zero and are scaled by their blocks' 2^(s-127) when they are
+// added to the sum. That can be done in two ways that give the same bits, because a power of two commutes with rounding:
+// as a multiply-add of the chunk's sum, the cheaper for few tokens, or folded into the weights' exponents, once for many
+// tokens. Folding takes one saturating subtraction of (252 - s) << 7 from codes whose exponent was raised by 125: what is
+// zero stays zero. Blocks of rows with a scale outside 2^-63 … 2^63, where exponents could leave their field, take a plain
+// path. (Sums below 2^-60 or above 2^60 of fp32's range may lose their last bits differently in the two ways.)
 #include "cpu/moe_kernel.h"
 
 #include <immintrin.h>
@@ -19,8 +22,9 @@
 #define PANEL_CHUNKS 32
 #define PANEL_COLUMNS (PANEL_CHUNKS * NIB_MOE_CHUNK)
 #define PANEL_SCALES (PANEL_COLUMNS / NIB_MX_BLOCK)
-#define FOLD_LOWEST 5
-#define FOLD_LIFT 3 // the sums are 2^-3 of what they mean
+#define SCALE_LOWEST 64
+#define SCALE_HIGHEST 190
+#define FOLD_FROM 5 // activation rows in one multiply
 
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
@@ -32,11 +36,11 @@
 // Up to 32 chunks of a block's rows.
 struct panel {
     const struct nib_moe_block *block;
-    const struct nib_moe_block *ahead;                       // or NULL
-    int64_t start;                                           // its first column
-    int64_t chunks;                                          // whole ones
-    __mmask32 partial;                                       // words of a last, partial chunk
-    _Alignas(64) uint16_t folds[NIB_MOE_ROWS][PANEL_SCALES]; // (255 - s) << 7
+    const struct nib_moe_block *ahead;                        // or NULL
+    int64_t start;                                            // its first column
+    int64_t chunks;                                           // whole ones
+    __mmask32 partial;                                        // words of a last, partial chunk
+    _Alignas(64) uint16_t scales[NIB_MOE_ROWS][PANEL_SCALES]; // s << 7, or (252 - s) << 7 to fold
 };
 
 // Codes 0 … 15 as bf16, and with the exponent raised by 125, so that 6 has the largest there is.
@@ -55,15 +59,26 @@ INLINE __m512bh load_x(const uint16_t *x, int64_t chunk, int plane)
     return (__m512bh)_mm512_load_si512(x + chunk * NIB_MOE_CHUNK + plane * 32);
 }
 
-// The four scales of a chunk from its row of folds: 128-bit lane L holds fold L eight times.
-INLINE __m512i load_fold(const uint16_t *folds)
+// The four scales of a chunk, each for the 8 words of its block: 128-bit lane L holds word L eight times …
+INLINE __m512i spread_words(const uint16_t *scales)
 {
-    const __m512i spread =
+    const __m512i places =
         _mm512_set_epi64(0x0706070607060706, 0x0706070607060706, 0x0504050405040504, 0x0504050405040504,
                          0x0302030203020302, 0x0302030203020302, 0x0100010001000100, 0x0100010001000100);
     int64_t four;
-    memcpy(&four, folds, sizeof four);
-    return _mm512_shuffle_epi8(_mm512_set1_epi64(four), spread);
+    memcpy(&four, scales, sizeof four);
+    return _mm512_shuffle_epi8(_mm512_set1_epi64(four), places);
+}
+
+// … or as the upper half of four fp32 2^(s-127).
+INLINE __m512 spread_floats(const uint16_t *scales)
+{
+    const __m512i places =
+        _mm512_set_epi64(0x0706808007068080, 0x0706808007068080, 0x0504808005048080, 0x0504808005048080,
+                         0x0302808003028080, 0x0302808003028080, 0x0100808001008080, 0x0100808001008080);
+    int64_t four;
+    memcpy(&four, scales, sizeof four);
+    return _mm512_castsi512_ps(_mm512_shuffle_epi8(_mm512_set1_epi64(four), places));
 }
 
 INLINE __m512i load_packed(const uint8_t *packed, __mmask32 words)
@@ -71,63 +86,42 @@ INLINE __m512i load_packed(const uint8_t *packed, __mmask32 words)
     return words == ~0u ? _mm512_loadu_si512(packed) : _mm512_maskz_loadu_epi16(words, packed);
 }
 
-INLINE __m512bh unpack_plane(__m512i packed, int plane, __m512i table, __m512i fold)
+INLINE void multiply_chunk(const uint8_t *const *packed, const uint16_t *scales, __mmask32 words, int64_t c,
+                           int rows, const uint16_t *const *x, int m, bool fold, __m512 *sum)
 {
-    __m512i code = plane ? _mm512_srli_epi16(packed, (unsigned)(4 * plane)) : packed;
-    return (__m512bh)_mm512_subs_epu16(_mm512_permutexvar_epi16(code, table), fold);
-}
-
-// One or two activation rows: a weight row at a time, the activations stay in registers.
-INLINE void multiply_chunk_few(const uint8_t *const *packed, const uint16_t *folds, __mmask32 words, int64_t c,
-                               int rows, const uint16_t *const *x, int m, __m512 *sum)
-{
-    const __m512i table = load_table(codes_raised);
-    __m512bh value[2][4];
-    UNROLL for (int t = 0; t < m; t++) UNROLL for (int p = 0; p < 4; p++) value[t][p] = load_x(x[t], c, p);
-    UNROLL for (int i = 0; i < rows; i++)
-    {
-        __m512i word = load_packed(packed[i] + c * 64, words);
-        __m512i fold = load_fold(folds + i * PANEL_SCALES + c * 4);
-        UNROLL for (int p = 0; p < 4; p++)
-        {
-            __m512bh weight = unpack_plane(word, p, table, fold);
-            UNROLL for (int t = 0; t < m; t++) sum[t * rows + i] =
-                _mm512_dpbf16_ps(sum[t * rows + i], weight, value[t][p]);
-        }
-    }
-}
-
-// More of them: a plane of all the weight rows at a time, each activation is loaded once.
-INLINE void multiply_chunk_many(const uint8_t *const *packed, const uint16_t *folds, __mmask32 words, int64_t c,
-                                int rows, const uint16_t *const *x, int m, __m512 *sum)
-{
-    const __m512i table = load_table(codes_raised);
-    __m512i word[4], fold[4];
-    UNROLL for (int i = 0; i < rows; i++)
-    {
-        word[i] = load_packed(packed[i] + c * 64, words);
-        fold[i] = load_fold(folds + i * PANEL_SCALES + c * 4);
-    }
+    const __m512i table = load_table(fold ? codes_raised : codes_plain);
+    __m512i word[8];
+    __m512 product[16];
+    UNROLL for (int i = 0; i < rows; i++) word[i] = load_packed(packed[i] + c * 64, words);
     UNROLL for (int p = 0; p < 4; p++)
     {
-        __m512bh weight[4];
-        UNROLL for (int i = 0; i < rows; i++) weight[i] = unpack_plane(word[i], p, table, fold[i]);
+        __m512bh weight[8];
+        UNROLL for (int i = 0; i < rows; i++)
+        {
+            __m512i code = p ? _mm512_srli_epi16(word[i], (unsigned)(4 * p)) : word[i];
+            __m512i value = _mm512_permutexvar_epi16(code, table);
+            weight[i] = (__m512bh)(fold ? _mm512_subs_epu16(value, spread_words(scales + i * PANEL_SCALES + c * 4))
+                                        : value);
+        }
         UNROLL for (int t = 0; t < m; t++)
         {
             __m512bh value = load_x(x[t], c, p);
-            UNROLL for (int i = 0; i < rows; i++) sum[t * rows + i] =
-                _mm512_dpbf16_ps(sum[t * rows + i], weight[i], value);
+            UNROLL for (int i = 0; i < rows; i++)
+            {
+                __m512 *d = &product[t * rows + i];
+                *d = _mm512_dpbf16_ps(p ? *d : _mm512_setzero_ps(), weight[i], value);
+            }
         }
     }
-}
-
-INLINE void multiply_chunk(const uint8_t *const *packed, const uint16_t *folds, __mmask32 words, int64_t c,
-                           int rows, const uint16_t *const *x, int m, __m512 *sum)
-{
-    if (m <= 2)
-        multiply_chunk_few(packed, folds, words, c, rows, x, m, sum);
-    else
-        multiply_chunk_many(packed, folds, words, c, rows, x, m, sum);
+    UNROLL for (int i = 0; i < rows; i++)
+    {
+        UNROLL for (int t = 0; t < m; t++)
+        {
+            __m512 *s = &sum[t * rows + i], d = product[t * rows + i];
+            *s = fold ? _mm512_add_ps(d, *s)
+                      : _mm512_fmadd_ps(d, spread_floats(scales + i * PANEL_SCALES + c * 4), *s);
+        }
+    }
 }
 
 // All rows of the panel, `rows` at a time; rows * m accumulators stay in registers.
@@ -141,22 +135,23 @@ INLINE void multiply_panel(const struct panel *panel, int rows, const uint16_t *
             nib_moe_block_packed(panel->block, first + i) + panel->start / 2;
         UNROLL for (int i = 0; i < rows; i++) UNROLL for (int t = 0; t < m; t++) sum[t * rows + i] =
             panel->start ? saved[t][first + i] : _mm512_setzero_ps();
-        const uint16_t *folds = panel->folds[first];
+        const uint16_t *scales = panel->scales[first];
+        const bool fold = m >= FOLD_FROM;
         if (panel->ahead) {
             // both blocks have the same strides
             int64_t distance = (int64_t)((uintptr_t)nib_moe_block_packed(panel->ahead, first) -
                                          (uintptr_t)nib_moe_block_packed(panel->block, first));
             for (int64_t c = 0; c < panel->chunks; c++) {
                 UNROLL for (int i = 0; i < rows; i++) _mm_prefetch(
-                    (const char *)((uintptr_t)packed[i] + (uintptr_t)(c * 64 + distance)), _MM_HINT_T0);
-                multiply_chunk(packed, folds, ~0u, c, rows, x, m, sum);
+                    (const char *)((uintptr_t)packed[i] + (uintptr_t)(c * 64 + distance)), _MM_HINT_T1);
+                multiply_chunk(packed, scales, ~0u, c, rows, x, m, fold, sum);
             }
         } else {
             for (int64_t c = 0; c < panel->chunks; c++)
-                multiply_chunk(packed, folds, ~0u, c, rows, x, m, sum);
+                multiply_chunk(packed, scales, ~0u, c, rows, x, m, fold, sum);
         }
         if (panel->partial)
-            multiply_chunk(packed, folds, panel->partial, panel->chunks, rows, x, m, sum);
+            multiply_chunk(packed, scales, panel->partial, panel->chunks, rows, x, m, fold, sum);
         UNROLL for (int i = 0; i < rows; i++) UNROLL for (int t = 0; t < m; t++) saved[t][first + i] =
             sum[t * rows + i];
     }
@@ -178,7 +173,7 @@ static void multiply_panel_exact(const struct panel *panel, const uint16_t *cons
                 __m512i word = _mm512_maskz_loadu_epi16(words, packed + c * 64);
                 _Alignas(64) float scale[16] = {0};
                 for (int lane = 0; lane < 16 && (words >> (2 * lane) & 1); lane++)
-                    scale[lane] = nib_e8m0_to_f32(scales[c * 4 + lane / 4]) * (1.0f / (1 << FOLD_LIFT));
+                    scale[lane] = nib_e8m0_to_f32(scales[c * 4 + lane / 4]);
                 __m512 product = _mm512_setzero_ps();
                 for (int p = 0; p < 4; p++) {
                     __m512i code = _mm512_srli_epi16(word, (unsigned)(4 * p));
@@ -192,20 +187,20 @@ static void multiply_panel_exact(const struct panel *panel, const uint16_t *cons
     }
 }
 
-// True when every scale can be folded.
-static bool expand_scales(struct panel *panel, int64_t n_scales)
+// True when every scale is in the range of the fast paths.
+static bool expand_scales(struct panel *panel, int64_t n_scales, bool fold)
 {
-    const __m512i lowest = _mm512_set1_epi16(FOLD_LOWEST), span = _mm512_set1_epi16(254 - FOLD_LOWEST);
+    const __m256i lowest = _mm256_set1_epi8(SCALE_LOWEST), span = _mm256_set1_epi8(SCALE_HIGHEST - SCALE_LOWEST);
+    const __m512i top = _mm512_set1_epi16(252 << 7);
     __mmask32 outside = 0;
     for (int i = 0; i < NIB_MOE_ROWS; i++) {
         const uint8_t *scales = nib_moe_block_scales(panel->block, i) + panel->start / NIB_MX_BLOCK;
         for (int64_t k = 0; k < n_scales; k += 32) {
             __mmask32 live = n_scales - k < 32 ? (1u << (n_scales - k)) - 1 : ~0u;
             __m256i bytes = _mm256_mask_loadu_epi8(_mm256_set1_epi8(127), live, scales + k);
-            __m512i scale = _mm512_cvtepu8_epi16(bytes);
-            outside |= _mm512_cmpgt_epu16_mask(_mm512_sub_epi16(scale, lowest), span);
-            __m512i fold = _mm512_xor_si512(_mm512_slli_epi16(scale, 7), _mm512_set1_epi16(0x7f80));
-            _mm512_store_si512(panel->folds[i] + k, fold);
+            outside |= _mm256_cmpgt_epu8_mask(_mm256_sub_epi8(bytes, lowest), span);
+            __m512i exponent = _mm512_slli_epi16(_mm512_cvtepu8_epi16(bytes), 7);
+            _mm512_store_si512(panel->scales[i] + k, fold ? _mm512_sub_epi16(top, exponent) : exponent);
         }
     }
     return outside == 0;
@@ -216,7 +211,7 @@ static void prefetch_scales(const struct panel *panel, int64_t n_scales)
     for (int i = 0; i < NIB_MOE_ROWS; i++) {
         const uint8_t *scales = nib_moe_block_scales(panel->ahead, i) + panel->start / NIB_MX_BLOCK;
         for (int64_t k = 0; k < n_scales; k += 64)
-            _mm_prefetch((const char *)scales + k, _MM_HINT_T0);
+            _mm_prefetch((const char *)scales + k, _MM_HINT_T1);
     }
 }
 
@@ -246,17 +241,17 @@ static void multiply_panel_1(const struct panel *panel, const uint16_t *const *x
 
 static void multiply_panel_2(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
 {
-    multiply_panel(panel, 8, x, 2, saved);
+    multiply_panel(panel, 4, x, 2, saved);
 }
 
 static void multiply_panel_3(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
 {
-    multiply_panel(panel, 4, x, 3, saved);
+    multiply_panel(panel, 2, x, 3, saved);
 }
 
 static void multiply_panel_4(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
 {
-    multiply_panel(panel, 4, x, 4, saved);
+    multiply_panel(panel, 2, x, 4, saved);
 }
 
 static void multiply_panel_5(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS])
@@ -299,14 +294,13 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
             from[t] = (const uint16_t *)x[t] + panel.start;
         if (ahead)
             prefetch_scales(&panel, columns / NIB_MX_BLOCK);
-        if (__builtin_expect(expand_scales(&panel, columns / NIB_MX_BLOCK), 1))
+        if (__builtin_expect(expand_scales(&panel, columns / NIB_MX_BLOCK, m >= FOLD_FROM), 1))
             panels[m - 1](&panel, from, saved);
         else
             multiply_panel_exact(&panel, from, m, saved);
     }
     for (int t = 0; t < m; t++)
-        _mm512_storeu_ps(out + t * NIB_MOE_ROWS,
-                         _mm512_mul_ps(reduce_rows(saved[t]), _mm512_set1_ps(1 << FOLD_LIFT)));
+        _mm512_storeu_ps(out + t * NIB_MOE_ROWS, reduce_rows(saved[t]));
 }
 
 static void arrange(const uint16_t *x, int64_t n, void *row)
