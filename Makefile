@@ -1,6 +1,7 @@
 # nibble: the common jobs. CMake does the building; this file names the jobs and installs what is missing.
 BUILD ?= build
 JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
 # clang makes the faster kernels here; CC=gcc works too.
 ifeq ($(origin CC),default)
 CC := clang
@@ -18,7 +19,7 @@ packages: ## Install the Debian packages that are missing
 	@scripts/install-packages
 
 demo: all ## Build, then answer a prompt with the small model that comes with the source
-	$(BUILD)/nibble run models/tiny-gpt-oss --reasoning low --prompt "Anna has 38 apples and buys 27 more. How many apples does she have?"
+	$(BUILD)/nibble run models/tiny-gpt-oss --reasoning low --temperature 0 --prompt "Anna has 38 apples and buys 27 more. How many apples does she have?"
 
 test: all ## Build and run every test
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
@@ -26,8 +27,8 @@ test: all ## Build and run every test
 bench: all ## Measure: read bandwidth, MoE layer, decode
 	bench/run $(BUILD)/nibble
 
-install: all
-	cmake --install $(BUILD)
+install: all ## Command, library and headers below PREFIX (and DESTDIR)
+	cmake --install $(BUILD) --prefix $(PREFIX)
 
 asan: | packages ## All tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(CMAKE) -B build-asan -DNIB_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo

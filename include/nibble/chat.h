@@ -19,6 +19,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 // Bytes, normally UTF-8, that somebody else owns; they may contain NUL and need no terminator. {NULL, 0} is empty,
 // and an empty field means "not there" everywhere below.
@@ -282,6 +283,7 @@ const int32_t *nib_chat_parser_tokens(const struct nib_chat_parser *parser, size
 // NULL is fine.
 void nib_chat_parser_free(struct nib_chat_parser *parser);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

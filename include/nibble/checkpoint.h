@@ -21,6 +21,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 #define NIB_TENSOR_MAX_RANK 8
 
@@ -226,6 +227,7 @@ struct nib_rope_config {
 nib_status nib_config_rope(const struct nib_config *config, const char *layer_type, struct nib_rope_config *rope,
                            struct nib_error *err);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -19,6 +19,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 // What an engine will occupy, known before anything is allocated.
 struct nib_memory_plan {
@@ -179,6 +180,7 @@ nib_status nib_batch_step(struct nib_batch *batch, bool *busy, struct nib_error 
 // Prompt tokens of the request that have been computed, for a progress bar; -1 for unknown ids.
 int32_t nib_batch_prefilled(const struct nib_batch *batch, int64_t id);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

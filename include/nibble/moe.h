@@ -18,6 +18,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 // The elementwise function between the two products; g and u are the gate and up values with their biases.
 enum nib_activation_kind {
@@ -96,6 +97,7 @@ size_t nib_moe_scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, in
 // Computes the layer. Allocates nothing. Two parallel regions at most. NIB_ERR_ARGUMENT with the offending field otherwise.
 nib_status nib_moe_run(const struct nib_moe_plan *plan, const struct nib_moe_call *call, struct nib_error *err);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -12,6 +12,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 #define NIB_MX_BLOCK 32 // elements that share one scale
 
@@ -91,6 +92,7 @@ enum nib_mx_scale_rule {
 uint8_t nib_mxfp4_encode_block(const float *values /* [32] */, enum nib_mx_scale_rule rule,
                                uint8_t *packed /* [16] */);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -5,6 +5,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 // What happened. Zero is success; values are stable across releases.
 typedef enum nib_status {
@@ -32,6 +33,7 @@ struct nib_error {
 // The status as a short English phrase, never NULL.
 const char *nib_status_name(nib_status status);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

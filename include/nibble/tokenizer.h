@@ -19,6 +19,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 struct nib_tokenizer;
 
@@ -120,6 +121,7 @@ nib_status nib_utf8_stream_push_token(struct nib_utf8_stream *stream, const stru
 // No more will come: what still waits becomes U+FFFD. The stream is as new afterwards.
 nib_status nib_utf8_stream_flush(struct nib_utf8_stream *stream, struct nib_buffer *out, struct nib_error *err);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif
