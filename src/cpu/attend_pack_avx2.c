@@ -31,7 +31,7 @@ void nib_attend_pack_keys_avx2(const struct nib_attend_block *block)
         // Keys behind the last one get the last one's units: no row sees them.
         const uint16_t *keys[8];
         for (int64_t i = 0; i < 8; i++)
-            keys[i] = block->keys[key + i < block->n_keys ? key + i : block->n_keys - 1];
+            keys[i] = block->keys[key + i < block->n_keys ? key + i : block->n_keys - 1] + block->first_key_column;
         int64_t d = 0;
         for (; d + 8 <= dim; d += 8)
             transpose_four(keys, d, block->key_units + d / 2 * NIB_ATTEND_KEYS + key);
@@ -47,8 +47,8 @@ void nib_attend_pack_values_avx2(const struct nib_attend_block *block)
 {
     int64_t dim = block->v_dim;
     for (int64_t key = 0; key < block->n_keys; key += 2) {
-        const uint16_t *even = block->values[key];
-        const uint16_t *odd = key + 1 < block->n_keys ? block->values[key + 1] : NULL;
+        const uint16_t *even = block->values[key] + block->first_value_column;
+        const uint16_t *odd = key + 1 < block->n_keys ? block->values[key + 1] + block->first_value_column : NULL;
         uint32_t *out = block->value_units + key / 2 * block->v_pitch;
         int64_t d = 0;
         for (; d + 16 <= dim; d += 16) {

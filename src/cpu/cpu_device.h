@@ -7,8 +7,6 @@
 
 enum {
     NIB_CPU_ALIGN = 64,
-    NIB_ATTEND_ROWS = 64,    // query rows (tokens times heads) that one thread attends at a time, at most
-    NIB_ATTEND_RANGE = 1024, // keys whose attention is summed on its own before the ranges are merged in order
 };
 
 struct nib_device {
@@ -78,7 +76,7 @@ static inline uint16_t *nib_cached_row(const struct nib_step *step, struct nib_c
     return (uint16_t *)cache.data + (page * step->page_tokens + position % step->page_tokens) * cache.width;
 }
 
-// Bytes of one thread's scratch for attention, and the pitches of its parts.
+// Bytes of one thread's scratch for attention.
 size_t nib_cpu_attend_scratch_bytes(const struct nib_scratch_query *query);
 
 void nib_cpu_embed(struct nib_device *device, struct nib_buffer y, const struct nib_weight *table);

@@ -25,9 +25,10 @@ enum { NIB_ATTEND_KEYS = 64 }; // keys of one block; blocks start at multiples o
 // One block of keys against the query rows of one kv head. `units` are 32 bits that hold two neighbours of the summed
 // dimension, two bf16; in the tiers without bf16 products queries and probabilities are pairs of fp32 instead.
 struct nib_attend_block {
-    const uint16_t *const *keys;   /* [n_keys] pointers to bf16 [head_dim] */
-    const uint16_t *const *values; /* [n_keys] pointers to bf16 [v_dim] */
-    int64_t n_keys;                // 1 .. NIB_ATTEND_KEYS
+    const uint16_t *const *keys; /* [n_keys] pointers to rows of bf16 whose columns from first_key_column on are */
+    const uint16_t *const *values; /* … the kv head's [head_dim]; of values from first_value_column on, [v_dim] */
+    int64_t first_key_column, first_value_column;
+    int64_t n_keys; // 1 .. NIB_ATTEND_KEYS
     int64_t head_dim, v_dim;
     int64_t n_rows;
     const float *queries;   /* [n_rows, query_pitch], packed by pack_query */
