@@ -52,7 +52,7 @@ static nib_status score_text(struct nll *nll, const char *path, struct nib_error
     if (status)
         return status;
     struct nib_token_list list = {0};
-    status = nib_tokenizer_encode(nll->session.tokenizer, (const char *)text.data, text.size, NIB_ENCODE_PLAIN,
+    status = nib_tokenizer_encode(nll->session.tokenizer, (const char *)text.data, text.size, NIB_ENCODE_SPECIAL,
                                   &list, err);
     nib_map_close(&text);
     struct nib_progress bar;
