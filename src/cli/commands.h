@@ -16,6 +16,7 @@ int cmd_inspect(int argc, char **argv);
 int cmd_check(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_bench_decode(int argc, char **argv);
 int cmd_bench_moe(int argc, char **argv);
 int cmd_parity(int argc, char **argv);
 
