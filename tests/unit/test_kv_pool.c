@@ -146,8 +146,10 @@ static void random_lives_lose_no_page(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(groups_follow_windows),       cmocka_unit_test(a_window_keeps_what_the_next_token_sees),
-        cmocka_unit_test(reserving_is_all_or_nothing), cmocka_unit_test(random_lives_lose_no_page),
+        cmocka_unit_test(groups_follow_windows),
+        cmocka_unit_test(a_window_keeps_what_the_next_token_sees),
+        cmocka_unit_test(reserving_is_all_or_nothing),
+        cmocka_unit_test(random_lives_lose_no_page),
     };
     return cmocka_run_group_tests_name("kv_pool", tests, NULL, NULL);
 }

@@ -83,9 +83,9 @@ static void draws_follow_the_definition(void **state)
 {
     (void)state;
     const struct nib_sampling cases[] = {
-        {1.0f, 0, 1.0f, 0, 1},      {0.7f, 5, 1.0f, 0, 2},     {1.5f, 0, 0.6f, 0, 3},   {1.0f, 0, 0.95f, 0, 4},
-        {1.0f, 0, 1.0f, 0.1f, 5},   {0.8f, 7, 0.8f, 0, 6},     {1.0f, 1, 1.0f, 0, 7},   {2.0f, 0, 0.05f, 0, 8},
-        {1.0f, 1000, 0.9f, 0, 9},   {0.3f, 0, 0.99f, 0, 10},   {5.0f, 20, 1.0f, 0, 11},
+        {1.0f, 0, 1.0f, 0, 1},    {0.7f, 5, 1.0f, 0, 2},   {1.5f, 0, 0.6f, 0, 3},   {1.0f, 0, 0.95f, 0, 4},
+        {1.0f, 0, 1.0f, 0.1f, 5}, {0.8f, 7, 0.8f, 0, 6},   {1.0f, 1, 1.0f, 0, 7},   {2.0f, 0, 0.05f, 0, 8},
+        {1.0f, 1000, 0.9f, 0, 9}, {0.3f, 0, 0.99f, 0, 10}, {5.0f, 20, 1.0f, 0, 11},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fill_logits((uint32_t)i + 1);
@@ -173,10 +173,8 @@ static void impossible_options_are_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(draws_follow_the_definition),
-        cmocka_unit_test(greedy_takes_the_lowest_id_among_equals),
-        cmocka_unit_test(the_same_seed_repeats),
-        cmocka_unit_test(logprobs_are_normalised_and_sorted),
+        cmocka_unit_test(draws_follow_the_definition),  cmocka_unit_test(greedy_takes_the_lowest_id_among_equals),
+        cmocka_unit_test(the_same_seed_repeats),        cmocka_unit_test(logprobs_are_normalised_and_sorted),
         cmocka_unit_test(impossible_options_are_named),
     };
     return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
