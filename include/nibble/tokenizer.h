@@ -89,19 +89,19 @@ nib_status nib_tokenizer_encode(const struct nib_tokenizer *tokenizer, const cha
                                 unsigned flags, struct nib_token_list *list, struct nib_error *err);
 
 // Growing bytes; start from {0}, free in the end. A NUL, not counted, follows the last byte once data is set.
-struct nib_buffer {
+struct nib_bytes {
     char *data; // [size]
     size_t size, capacity;
 };
 
-void nib_buffer_free(struct nib_buffer *out); // leaves an empty buffer
-nib_status nib_buffer_append(struct nib_buffer *out, const void *bytes /* [size] */, size_t size,
-                             struct nib_error *err);
+void nib_bytes_free(struct nib_bytes *out); // leaves an empty buffer
+nib_status nib_bytes_append(struct nib_bytes *out, const void *bytes /* [size] */, size_t size,
+                            struct nib_error *err);
 
 // Appends the exact bytes of `ids`, special tokens included; they need not be UTF-8. An id without a token is
 // NIB_ERR_ARGUMENT, and `out` then keeps what it had before.
 nib_status nib_tokenizer_decode(const struct nib_tokenizer *tokenizer, const int32_t *ids /* [count] */,
-                                size_t count, struct nib_buffer *out, struct nib_error *err);
+                                size_t count, struct nib_bytes *out, struct nib_error *err);
 
 // Bytes in, whole UTF-8 characters out: an unfinished character waits inside until its last byte comes. Start from
 // {0}. Invalid bytes become U+FFFD, one for each longest run that could have begun a character (as browsers and
@@ -112,14 +112,14 @@ struct nib_utf8_stream {
 };
 
 nib_status nib_utf8_stream_push(struct nib_utf8_stream *stream, const void *bytes /* [size] */, size_t size,
-                                struct nib_buffer *out, struct nib_error *err);
+                                struct nib_bytes *out, struct nib_error *err);
 
 // Pushes the bytes of a token; an id without a token is NIB_ERR_ARGUMENT.
 nib_status nib_utf8_stream_push_token(struct nib_utf8_stream *stream, const struct nib_tokenizer *tokenizer,
-                                      int32_t id, struct nib_buffer *out, struct nib_error *err);
+                                      int32_t id, struct nib_bytes *out, struct nib_error *err);
 
 // No more will come: what still waits becomes U+FFFD. The stream is as new afterwards.
-nib_status nib_utf8_stream_flush(struct nib_utf8_stream *stream, struct nib_buffer *out, struct nib_error *err);
+nib_status nib_utf8_stream_flush(struct nib_utf8_stream *stream, struct nib_bytes *out, struct nib_error *err);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -78,11 +78,11 @@ nib_status answer_begin(struct answer *answer, const struct nib_tokenizer *token
 static json_t *text_json(struct nib_text text)
 {
     struct nib_utf8_stream utf8 = {0};
-    struct nib_buffer clean = {0};
+    struct nib_bytes clean = {0};
     if (nib_utf8_stream_push(&utf8, text.bytes, text.size, &clean, NULL) == NIB_OK)
         nib_utf8_stream_flush(&utf8, &clean, NULL);
     json_t *json = json_stringn(clean.data ? clean.data : "", clean.size);
-    nib_buffer_free(&clean);
+    nib_bytes_free(&clean);
     return json;
 }
 
@@ -145,8 +145,8 @@ nib_status answer_end(struct answer *answer, int32_t stop_token, struct nib_erro
 void answer_free(struct answer *answer)
 {
     nib_chat_parser_free(answer->parser);
-    nib_buffer_free(&answer->whole);
-    nib_buffer_free(&answer->shown);
+    nib_bytes_free(&answer->whole);
+    nib_bytes_free(&answer->shown);
     messages_free(&answer->messages);
     json_decref(answer->logprobs);
     *answer = (struct answer){0};
@@ -190,7 +190,7 @@ static json_t *call_json(const struct nib_message *message)
 
 static nib_status add_messages(const struct answer *answer, json_t *root)
 {
-    struct nib_buffer text = {0}, reasoning = {0};
+    struct nib_bytes text = {0}, reasoning = {0};
     json_t *messages = json_array(), *calls = json_array();
     nib_status status = NIB_OK;
     for (size_t i = 0; !status && i < answer->messages.count; i++) {
@@ -200,11 +200,11 @@ static nib_status add_messages(const struct answer *answer, json_t *root)
             json_array_append_new(calls, call_json(message));
             continue;
         }
-        struct nib_buffer *into = message_is_reasoning(message) ? &reasoning : &text;
+        struct nib_bytes *into = message_is_reasoning(message) ? &reasoning : &text;
         if (into->size)
-            status = nib_buffer_append(into, "\n", 1, NULL);
+            status = nib_bytes_append(into, "\n", 1, NULL);
         if (!status)
-            status = nib_buffer_append(into, message->text.bytes, message->text.size, NULL);
+            status = nib_bytes_append(into, message->text.bytes, message->text.size, NULL);
     }
     json_object_set_new(root, "text", json_stringn(text.data ? text.data : "", text.size));
     if (answer->chat) {
@@ -214,8 +214,8 @@ static nib_status add_messages(const struct answer *answer, json_t *root)
     }
     json_decref(messages);
     json_decref(calls);
-    nib_buffer_free(&text);
-    nib_buffer_free(&reasoning);
+    nib_bytes_free(&text);
+    nib_bytes_free(&reasoning);
     return status;
 }
 

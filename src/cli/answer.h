@@ -17,11 +17,11 @@ struct answer {
     struct show show;
     struct nib_chat_parser *parser;
     struct nib_utf8_stream utf8;
-    struct nib_buffer whole, shown; // scratch: whole characters; those clear of stop strings
-    struct messages messages;       // said so far; plain text is one message
-    bool stopped;                   // by a stop string
-    json_t *logprobs;               // array, or NULL when not wanted
-    struct nib_error error;         // of a callback
+    struct nib_bytes whole, shown; // scratch: whole characters; those clear of stop strings
+    struct messages messages;      // said so far; plain text is one message
+    bool stopped;                  // by a stop string
+    json_t *logprobs;              // array, or NULL when not wanted
+    struct nib_error error;        // of a callback
 };
 
 // `chat` may be NULL. Everything given is borrowed. answer_free afterwards, also after a failure.

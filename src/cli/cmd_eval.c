@@ -124,7 +124,7 @@ static int eval_nll(int argc, char **argv)
 struct task {
     char kind[32];
     json_t *line; // owns everything the task refers to
-    struct nib_buffer answer;
+    struct nib_bytes answer;
     bool correct;
 };
 
@@ -324,7 +324,7 @@ static int eval_tasks(int argc, char **argv)
         print_accuracies(&tasks, json);
     for (size_t i = 0; i < tasks.count; i++) {
         json_decref(tasks.items[i].line);
-        nib_buffer_free(&tasks.items[i].answer);
+        nib_bytes_free(&tasks.items[i].answer);
     }
     free(tasks.items);
     session_close(&tasks.session);

@@ -93,12 +93,12 @@ static void close_talk(struct talk *talk)
 }
 
 // All of standard input, without the newline that ends it.
-static nib_status read_stdin(struct nib_buffer *text, struct nib_error *err)
+static nib_status read_stdin(struct nib_bytes *text, struct nib_error *err)
 {
     char chunk[65536];
     size_t size;
     while ((size = fread(chunk, 1, sizeof chunk, stdin)) > 0) {
-        nib_status status = nib_buffer_append(text, chunk, size, err);
+        nib_status status = nib_bytes_append(text, chunk, size, err);
         if (status)
             return status;
         if (text->size > MAX_PIPED_BYTES)
@@ -115,7 +115,7 @@ static nib_status read_stdin(struct nib_buffer *text, struct nib_error *err)
 static nib_status make_prompt(struct talk *talk, const struct wishes *wishes, struct nib_token_list *prompt,
                               struct nib_error *err)
 {
-    struct nib_buffer piped = {0};
+    struct nib_bytes piped = {0};
     struct nib_text text = nib_text_of(wishes->prompt);
     nib_status status = NIB_OK;
     if (!wishes->prompt || strcmp(wishes->prompt, "-") == 0) {
@@ -130,7 +130,7 @@ static nib_status make_prompt(struct talk *talk, const struct wishes *wishes, st
             nib_tokenizer_encode(talk->session.tokenizer, text.bytes, text.size, NIB_ENCODE_SPECIAL, prompt, err);
     else if (!status && !(status = messages_add(&talk->dialogue.messages, &question, err)))
         status = dialogue_prompt(&talk->dialogue, talk->chat, talk->session.tokenizer, prompt, err);
-    nib_buffer_free(&piped);
+    nib_bytes_free(&piped);
     return status;
 }
 

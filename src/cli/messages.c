@@ -54,7 +54,7 @@ nib_status messages_add_all(struct messages *messages, const struct messages *ot
 nib_status messages_extend(struct messages *messages, const char *bytes, size_t size, struct nib_error *err)
 {
     struct kept_message *last = &messages->items[messages->count - 1];
-    nib_status status = nib_buffer_append(&last->text, bytes, size, err);
+    nib_status status = nib_bytes_append(&last->text, bytes, size, err);
     last->message.text = (struct nib_text){last->text.data, last->text.size};
     return status;
 }
@@ -64,7 +64,7 @@ void messages_cut(struct messages *messages, size_t count)
     while (messages->count > count) {
         struct kept_message *last = &messages->items[--messages->count];
         free(last->fields);
-        nib_buffer_free(&last->text);
+        nib_bytes_free(&last->text);
     }
 }
 

@@ -8,7 +8,7 @@
 struct kept_message {
     struct nib_message message; // points into the two below
     char *fields;               // name, recipient, channel and content type, one behind the other
-    struct nib_buffer text;
+    struct nib_bytes text;
 };
 
 // Start from {0}.

@@ -15,7 +15,7 @@ static const char help[] = "  /system TEXT               instructions for the mo
                            "A line that ends in \\ goes on in the next one. Ctrl-C stops an answer.\n";
 
 // Appends a line without its newline; false at the end of the input, or after a second Ctrl-C in a row.
-static bool read_line(const char *prompt, struct nib_buffer *line)
+static bool read_line(const char *prompt, struct nib_bytes *line)
 {
     char *text = NULL;
     size_t capacity = 0;
@@ -27,7 +27,7 @@ static bool read_line(const char *prompt, struct nib_buffer *line)
         if (size >= 0) {
             if (size > 0 && text[size - 1] == '\n')
                 size--;
-            bool kept = nib_buffer_append(line, text, (size_t)size, NULL) == NIB_OK;
+            bool kept = nib_bytes_append(line, text, (size_t)size, NULL) == NIB_OK;
             free(text);
             return kept;
         }
@@ -45,7 +45,7 @@ static bool read_line(const char *prompt, struct nib_buffer *line)
 }
 
 // One input: several lines when all but the last end in a backslash.
-static bool read_input(struct nib_buffer *input)
+static bool read_input(struct nib_bytes *input)
 {
     input->size = 0;
     interrupt_clear();
@@ -68,7 +68,7 @@ static const char *argument_of(const char *input, const char *command)
 }
 
 // False: leave.
-static bool run_command(struct talk *talk, const char *input, struct nib_buffer *instructions)
+static bool run_command(struct talk *talk, const char *input, struct nib_bytes *instructions)
 {
     const char *argument;
     if (argument_of(input, "/exit") || argument_of(input, "/quit"))
@@ -79,7 +79,7 @@ static bool run_command(struct talk *talk, const char *input, struct nib_buffer 
         messages_cut(&talk->dialogue.messages, 0);
     else if ((argument = argument_of(input, "/system"))) {
         instructions->size = 0;
-        if (nib_buffer_append(instructions, argument, strlen(argument), NULL) == NIB_OK)
+        if (nib_bytes_append(instructions, argument, strlen(argument), NULL) == NIB_OK)
             talk->dialogue.instructions = instructions->data;
     } else if ((argument = argument_of(input, "/reasoning"))) {
         if (!nib_effort_from_name(argument, &talk->dialogue.effort))
@@ -90,7 +90,7 @@ static bool run_command(struct talk *talk, const char *input, struct nib_buffer 
 }
 
 // What was said stays in the conversation; after a failure the question does not.
-static nib_status converse(struct talk *talk, const struct nib_buffer *input, struct nib_error *err)
+static nib_status converse(struct talk *talk, const struct nib_bytes *input, struct nib_error *err)
 {
     struct messages *said = &talk->dialogue.messages;
     size_t before = said->count;
@@ -114,7 +114,7 @@ static nib_status converse(struct talk *talk, const struct nib_buffer *input, st
     return status;
 }
 
-static nib_status complete(struct talk *talk, const struct nib_buffer *input, struct nib_error *err)
+static nib_status complete(struct talk *talk, const struct nib_bytes *input, struct nib_error *err)
 {
     struct nib_token_list prompt = {0};
     struct answer answer = {0};
@@ -132,7 +132,7 @@ static nib_status complete(struct talk *talk, const struct nib_buffer *input, st
 
 int talk_interactively(struct talk *talk)
 {
-    struct nib_buffer input = {0}, instructions = {0};
+    struct nib_bytes input = {0}, instructions = {0};
     struct nib_error err;
     fprintf(stderr, "%s, %d threads, context %d. /help lists commands, Ctrl-D leaves.\n",
             nib_engine_device(talk->session.engine), nib_engine_threads(talk->session.engine),
@@ -153,7 +153,7 @@ int talk_interactively(struct talk *talk)
             fputs("the conversation has become too long; /reset begins another\n", stderr);
         talk->sampling.seed++;
     }
-    nib_buffer_free(&input);
-    nib_buffer_free(&instructions);
+    nib_bytes_free(&input);
+    nib_bytes_free(&instructions);
     return 0;
 }

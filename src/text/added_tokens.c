@@ -26,7 +26,7 @@ nib_status nib_added_set_add(struct nib_added_set *set, struct nib_vocab *vocab,
     token.size = (uint32_t)size;
     set->tokens[set->count++] = token;
     set->first[(uint8_t)text[0]] = true;
-    return nib_buffer_append(&vocab->pool, text, size, err);
+    return nib_bytes_append(&vocab->pool, text, size, err);
 }
 
 static int compare(const void *left, const void *right, void *pool)

@@ -23,8 +23,8 @@ void nib_chat_parser_free(struct nib_chat_parser *parser)
     if (!parser)
         return;
     nib_arena_free(parser->arena);
-    nib_buffer_free(&parser->header.buffer);
-    nib_buffer_free(&parser->text.buffer);
+    nib_bytes_free(&parser->header.buffer);
+    nib_bytes_free(&parser->text.buffer);
     free(parser->header_marks.items);
     free(parser->text_marks.items);
     free(parser->stray_marks.items);

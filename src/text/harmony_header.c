@@ -183,5 +183,5 @@ void nib_harmony_header_to_text(struct nib_chat_parser *parser)
     parser->written.text_from_header = rest.buffer.size;
     nib_parser_begin(parser);
     nib_parser_put_text(parser, nib_writer_text(&rest));
-    nib_buffer_free(&rest.buffer);
+    nib_bytes_free(&rest.buffer);
 }

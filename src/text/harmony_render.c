@@ -250,7 +250,7 @@ nib_status nib_harmony_render(const struct nib_chat *chat, const struct nib_conv
         status = put_developer(&text, conversation, err);
     if (status == NIB_OK)
         status = put_built(chat, NIB_ROLE_DEVELOPER, &text, pieces, err);
-    nib_buffer_free(&text.buffer);
+    nib_bytes_free(&text.buffer);
 
     size_t past = answered(conversation);
     for (size_t i = 0; i < conversation->message_count && status == NIB_OK; i++) {

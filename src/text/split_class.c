@@ -33,13 +33,13 @@ static uint32_t category_mask(const char *name, size_t size)
     return mask;
 }
 
-static nib_status put(struct nib_buffer *out, const char *string, struct nib_error *err)
+static nib_status put(struct nib_bytes *out, const char *string, struct nib_error *err)
 {
-    return nib_buffer_append(out, string, strlen(string), err);
+    return nib_bytes_append(out, string, strlen(string), err);
 }
 
 // Appends \p{…} for each category, or for each whole group of them: the items of a class.
-static nib_status put_categories(struct nib_buffer *out, uint32_t mask, struct nib_error *err)
+static nib_status put_categories(struct nib_bytes *out, uint32_t mask, struct nib_error *err)
 {
     // A class needs an item; no text contains a surrogate.
     nib_status status = mask == 0 ? put(out, "\\p{Cs}", err) : NIB_OK;
@@ -89,7 +89,7 @@ static nib_status read_property(struct nib_pattern_reader *reader, bool *negated
 }
 
 // A script: "\p{Han}" means the script extensions to PCRE2 but the script itself to the others.
-static nib_status put_script(struct nib_pattern_reader *reader, struct nib_buffer *out, const char *name,
+static nib_status put_script(struct nib_pattern_reader *reader, struct nib_bytes *out, const char *name,
                              bool negated)
 {
     const char *equals = strchr(name, '=');
@@ -98,7 +98,7 @@ static nib_status put_script(struct nib_pattern_reader *reader, struct nib_buffe
     return put(out, item, reader->err);
 }
 
-static nib_status translate_property(struct nib_pattern_reader *reader, struct nib_buffer *out,
+static nib_status translate_property(struct nib_pattern_reader *reader, struct nib_bytes *out,
                                      uint32_t *categories)
 {
     char name[64];
@@ -121,7 +121,7 @@ static nib_status translate_property(struct nib_pattern_reader *reader, struct n
 }
 
 // \xHH, \x{H…}, \uHHHH, \u{H…}: PCRE2 has the second only.
-static nib_status translate_code_point(struct nib_pattern_reader *reader, struct nib_buffer *out)
+static nib_status translate_code_point(struct nib_pattern_reader *reader, struct nib_bytes *out)
 {
     const char *digits = reader->pattern + reader->at + 2, *end = reader->pattern + reader->size;
     bool braced = digits < end && *digits == '{', short_x = !braced && reader->pattern[reader->at + 1] == 'x';
@@ -141,7 +141,7 @@ static nib_status translate_code_point(struct nib_pattern_reader *reader, struct
     return put(out, item, reader->err);
 }
 
-nib_status nib_pattern_escape(struct nib_pattern_reader *reader, struct nib_buffer *out, uint32_t *categories)
+nib_status nib_pattern_escape(struct nib_pattern_reader *reader, struct nib_bytes *out, uint32_t *categories)
 {
     if (categories)
         *categories = 0;
@@ -159,7 +159,7 @@ nib_status nib_pattern_escape(struct nib_pattern_reader *reader, struct nib_buff
     reader->at += 2;
     if (letter == 'v') // one character here, a class to PCRE2
         return put(out, "\\x{b}", reader->err);
-    return nib_buffer_append(out, (char[]){'\\', letter}, 2, reader->err);
+    return nib_bytes_append(out, (char[]){'\\', letter}, 2, reader->err);
 }
 
 // Rust's \w has the joiners besides; Oniguruma's has the numbers of Latin-1, outside classes only.
@@ -174,7 +174,7 @@ const char *nib_pattern_word_items(const struct nib_pattern_reader *reader, bool
 
 // One operand of an intersection: its items as PCRE2 spells them.
 struct operand {
-    struct nib_buffer items;
+    struct nib_bytes items;
     bool negated;
     bool only_categories;
     uint32_t categories;
@@ -196,7 +196,7 @@ static nib_status read_item(struct nib_pattern_reader *reader, struct operand *o
                (nib_pattern_begins(reader, "--") || nib_pattern_begins(reader, "~~"))) {
         status = nib_pattern_refuse(reader, "a difference of classes");
     } else {
-        status = nib_buffer_append(&operand->items, reader->pattern + reader->at, 1, reader->err);
+        status = nib_bytes_append(&operand->items, reader->pattern + reader->at, 1, reader->err);
         reader->at++;
     }
     operand->only_categories = operand->only_categories && categories != 0;
@@ -245,7 +245,7 @@ static nib_status read_right_operand(struct nib_pattern_reader *reader, struct o
 static nib_status put_complement(struct nib_pattern_reader *reader, const struct operand *operand)
 {
     if (operand->negated && operand->items.size > 0)
-        return nib_buffer_append(reader->out, operand->items.data, operand->items.size, reader->err);
+        return nib_bytes_append(reader->out, operand->items.data, operand->items.size, reader->err);
     if (operand->only_categories && operand->items.size > 0)
         return put_categories(reader->out, ALL_CATEGORIES & ~operand->categories, reader->err);
     return nib_pattern_refuse(reader, "an intersection of other than categories and negated classes");
@@ -264,7 +264,7 @@ static nib_status translate_intersection(struct nib_pattern_reader *reader, cons
         status = read_right_operand(reader, &operand);
         if (status == NIB_OK)
             status = put_complement(reader, &operand);
-        nib_buffer_free(&operand.items);
+        nib_bytes_free(&operand.items);
     }
     return status;
 }
@@ -280,9 +280,9 @@ nib_status nib_pattern_class(struct nib_pattern_reader *reader)
     } else if (status == NIB_OK) {
         status = put(reader->out, negated ? "[^" : "[", reader->err);
         if (status == NIB_OK)
-            status = nib_buffer_append(reader->out, first.items.data, first.items.size, reader->err);
+            status = nib_bytes_append(reader->out, first.items.data, first.items.size, reader->err);
     }
-    nib_buffer_free(&first.items);
+    nib_bytes_free(&first.items);
     reader->at++;
     return status == NIB_OK ? put(reader->out, "]", reader->err) : status;
 }

@@ -8,7 +8,7 @@ struct nib_pattern_reader {
     const char *pattern; // [size] valid UTF-8
     size_t size, at;
     enum nib_regex_dialect dialect;
-    struct nib_buffer *out;
+    struct nib_bytes *out;
     struct nib_error *err;
 };
 
@@ -18,7 +18,7 @@ nib_status nib_pattern_refuse(const struct nib_pattern_reader *reader, const cha
 
 // Reads the escape sequence at the reader, one that may also stand in a class, and appends its translation to `out`.
 // *categories, unless NULL, becomes the general categories it stands for, one bit each, or 0 if it is something else.
-nib_status nib_pattern_escape(struct nib_pattern_reader *reader, struct nib_buffer *out, uint32_t *categories);
+nib_status nib_pattern_escape(struct nib_pattern_reader *reader, struct nib_bytes *out, uint32_t *categories);
 
 // The items of a class equal to \w.
 const char *nib_pattern_word_items(const struct nib_pattern_reader *reader, bool in_class);

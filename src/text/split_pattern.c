@@ -14,7 +14,7 @@
 
 static nib_status put(struct nib_pattern_reader *reader, const char *string)
 {
-    return nib_buffer_append(reader->out, string, strlen(string), reader->err);
+    return nib_bytes_append(reader->out, string, strlen(string), reader->err);
 }
 
 // Copies the next n bytes.
@@ -22,7 +22,7 @@ static nib_status copy(struct nib_pattern_reader *reader, size_t n)
 {
     const char *from = reader->pattern + reader->at;
     reader->at += n;
-    return nib_buffer_append(reader->out, from, n, reader->err);
+    return nib_bytes_append(reader->out, from, n, reader->err);
 }
 
 nib_status nib_pattern_refuse(const struct nib_pattern_reader *reader, const char *what)
@@ -117,7 +117,7 @@ static nib_status translate_next(struct nib_pattern_reader *reader)
 }
 
 nib_status nib_split_pattern_translate(const char *pattern, size_t size, enum nib_regex_dialect dialect,
-                                       struct nib_buffer *out, struct nib_error *err)
+                                       struct nib_bytes *out, struct nib_error *err)
 {
     struct nib_pattern_reader reader = {pattern, size, 0, dialect, out, err};
     if (size > PATTERN_LIMIT)
@@ -130,7 +130,7 @@ nib_status nib_split_pattern_translate(const char *pattern, size_t size, enum ni
     return status;
 }
 
-static nib_status compile(const struct nib_buffer *translated, pcre2_code **code, struct nib_error *err)
+static nib_status compile(const struct nib_bytes *translated, pcre2_code **code, struct nib_error *err)
 {
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     if (!context)
@@ -154,10 +154,10 @@ static nib_status compile(const struct nib_buffer *translated, pcre2_code **code
 nib_status nib_split_pattern_compile(const char *pattern, size_t size, enum nib_regex_dialect dialect,
                                      pcre2_code **code, struct nib_error *err)
 {
-    struct nib_buffer translated = {0};
+    struct nib_bytes translated = {0};
     nib_status status = nib_split_pattern_translate(pattern, size, dialect, &translated, err);
     if (status == NIB_OK)
         status = compile(&translated, code, err);
-    nib_buffer_free(&translated);
+    nib_bytes_free(&translated);
     return status;
 }

@@ -43,13 +43,12 @@ static bool advance(struct nib_stop_string *string, char byte)
 }
 
 // Moves all but the last `keep` held bytes to `out`.
-static nib_status release(struct nib_stop_strings *stop, size_t keep, struct nib_buffer *out,
-                          struct nib_error *err)
+static nib_status release(struct nib_stop_strings *stop, size_t keep, struct nib_bytes *out, struct nib_error *err)
 {
     size_t size = stop->held.size - keep;
     if (size == 0)
         return NIB_OK;
-    nib_status status = nib_buffer_append(out, stop->held.data, size, err);
+    nib_status status = nib_bytes_append(out, stop->held.data, size, err);
     if (status)
         return status;
     memmove(stop->held.data, stop->held.data + size, keep);
@@ -58,10 +57,10 @@ static nib_status release(struct nib_stop_strings *stop, size_t keep, struct nib
 }
 
 nib_status nib_stop_strings_push(struct nib_stop_strings *stop, const char *bytes, size_t size,
-                                 struct nib_buffer *out, bool *stopped, struct nib_error *err)
+                                 struct nib_bytes *out, bool *stopped, struct nib_error *err)
 {
     *stopped = false;
-    nib_status status = nib_buffer_append(&stop->held, bytes, size, err);
+    nib_status status = nib_bytes_append(&stop->held, bytes, size, err);
     if (status)
         return status;
     for (size_t i = 0; i < size; i++) {
@@ -83,7 +82,7 @@ nib_status nib_stop_strings_push(struct nib_stop_strings *stop, const char *byte
     return release(stop, keep, out, err);
 }
 
-nib_status nib_stop_strings_flush(struct nib_stop_strings *stop, struct nib_buffer *out, struct nib_error *err)
+nib_status nib_stop_strings_flush(struct nib_stop_strings *stop, struct nib_bytes *out, struct nib_error *err)
 {
     nib_status status = release(stop, 0, out, err);
     nib_stop_strings_reset(stop);
@@ -103,6 +102,6 @@ void nib_stop_strings_free(struct nib_stop_strings *stop)
         free(stop->items[s].bytes);
         free(stop->items[s].failure);
     }
-    nib_buffer_free(&stop->held);
+    nib_bytes_free(&stop->held);
     memset(stop, 0, sizeof *stop);
 }

@@ -19,7 +19,7 @@ struct nib_stop_string {
 struct nib_stop_strings {
     struct nib_stop_string items[NIB_MAX_STOP_STRINGS]; /* [count] */
     size_t count;
-    struct nib_buffer held; // the text's end that is the beginning of a stop string
+    struct nib_bytes held; // the text's end that is the beginning of a stop string
 };
 
 // Adds one. NIB_ERR_ARGUMENT when it is empty or too long or there are too many.
@@ -30,10 +30,10 @@ nib_status nib_stop_strings_add(struct nib_stop_strings *stop, const char *bytes
 // that ends first, and the longest of those that end together; what stood before it has then been appended, what
 // follows is dropped, and the next push begins another text. The result does not depend on how the text was cut.
 nib_status nib_stop_strings_push(struct nib_stop_strings *stop, const char *bytes /* [size] */, size_t size,
-                                 struct nib_buffer *out, bool *stopped, struct nib_error *err);
+                                 struct nib_bytes *out, bool *stopped, struct nib_error *err);
 
 // The text is over: appends what was held back.
-nib_status nib_stop_strings_flush(struct nib_stop_strings *stop, struct nib_buffer *out, struct nib_error *err);
+nib_status nib_stop_strings_flush(struct nib_stop_strings *stop, struct nib_bytes *out, struct nib_error *err);
 
 void nib_stop_strings_reset(struct nib_stop_strings *stop); // for another text, with the same strings
 void nib_stop_strings_free(struct nib_stop_strings *stop);  // leaves none

@@ -4,13 +4,13 @@
 #include "base/error.h"
 #include "nibble/tokenizer.h"
 
-void nib_buffer_free(struct nib_buffer *out)
+void nib_bytes_free(struct nib_bytes *out)
 {
     free(out->data);
-    *out = (struct nib_buffer){0};
+    *out = (struct nib_bytes){0};
 }
 
-nib_status nib_buffer_append(struct nib_buffer *out, const void *bytes, size_t size, struct nib_error *err)
+nib_status nib_bytes_append(struct nib_bytes *out, const void *bytes, size_t size, struct nib_error *err)
 {
     if (size >= SIZE_MAX / 4 - out->size)
         return nib_fail_memory(err, size, "text");

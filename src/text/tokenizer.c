@@ -174,13 +174,13 @@ static nib_status fail_unused(const struct nib_tokenizer *tokenizer, int32_t id,
 }
 
 nib_status nib_tokenizer_decode(const struct nib_tokenizer *tokenizer, const int32_t *ids, size_t count,
-                                struct nib_buffer *out, struct nib_error *err)
+                                struct nib_bytes *out, struct nib_error *err)
 {
     size_t before = out->size, size;
     nib_status status = NIB_OK;
     for (size_t i = 0; status == NIB_OK && i < count; i++) {
         const uint8_t *bytes = nib_tokenizer_token_bytes(tokenizer, ids[i], &size);
-        status = bytes ? nib_buffer_append(out, bytes, size, err) : fail_unused(tokenizer, ids[i], err);
+        status = bytes ? nib_bytes_append(out, bytes, size, err) : fail_unused(tokenizer, ids[i], err);
     }
     if (status != NIB_OK) {
         out->size = before;
@@ -191,7 +191,7 @@ nib_status nib_tokenizer_decode(const struct nib_tokenizer *tokenizer, const int
 }
 
 nib_status nib_utf8_stream_push_token(struct nib_utf8_stream *stream, const struct nib_tokenizer *tokenizer,
-                                      int32_t id, struct nib_buffer *out, struct nib_error *err)
+                                      int32_t id, struct nib_bytes *out, struct nib_error *err)
 {
     size_t size;
     const uint8_t *bytes = nib_tokenizer_token_bytes(tokenizer, id, &size);

@@ -257,17 +257,17 @@ static nib_status read_split_pattern(struct reader *reader, const json_t *patter
                                          code, reader->err);
     if (!json_is_string(literal))
         return nib_fail(reader->err, NIB_ERR_FORMAT, "pre_tokenizer: Split has no pattern of Regex or String");
-    struct nib_buffer escaped = {0};
+    struct nib_bytes escaped = {0};
     nib_status status = NIB_OK;
     const char *text = json_string_value(literal);
     for (size_t i = 0; status == NIB_OK && text[i]; i++) {
         bool plain = (unsigned char)text[i] >= 0x80 || strchr("\\^$.[]|()?*+{}", text[i]) == NULL;
         status =
-            nib_buffer_append(&escaped, plain ? text + i : (char[]){'\\', text[i]}, plain ? 1 : 2, reader->err);
+            nib_bytes_append(&escaped, plain ? text + i : (char[]){'\\', text[i]}, plain ? 1 : 2, reader->err);
     }
     if (status == NIB_OK)
         status = nib_split_pattern_compile(escaped.data, escaped.size, NIB_REGEX_ONIGURUMA, code, reader->err);
-    nib_buffer_free(&escaped);
+    nib_bytes_free(&escaped);
     return status;
 }
 

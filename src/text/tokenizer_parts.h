@@ -50,7 +50,7 @@ struct nib_merge_slot {
 };
 
 struct nib_vocab {
-    struct nib_buffer pool;
+    struct nib_bytes pool;
     struct nib_vocab_token *tokens; // [size]
     int32_t size, capacity;
     struct nib_vocab_slot *slots; // [slot_mask + 1] by the bytes of the tokens
@@ -99,7 +99,7 @@ nib_status nib_split_pattern_compile(const char *pattern /* [size] */, size_t si
 
 // The translation alone, appended to `out`.
 nib_status nib_split_pattern_translate(const char *pattern /* [size] */, size_t size,
-                                       enum nib_regex_dialect dialect, struct nib_buffer *out,
+                                       enum nib_regex_dialect dialect, struct nib_bytes *out,
                                        struct nib_error *err);
 
 // ---- the tokenizer

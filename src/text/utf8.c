@@ -69,14 +69,14 @@ size_t nib_utf8_put(uint32_t character, uint8_t out[4])
     return size;
 }
 
-static nib_status put_replacement(struct nib_buffer *out, struct nib_error *err)
+static nib_status put_replacement(struct nib_bytes *out, struct nib_error *err)
 {
-    return nib_buffer_append(out, "\xef\xbf\xbd", 3, err);
+    return nib_bytes_append(out, "\xef\xbf\xbd", 3, err);
 }
 
 // Takes bytes one by one until the unfinished character is decided; *used says how many.
 static nib_status finish_pending(struct nib_utf8_stream *stream, const uint8_t *p, size_t size, size_t *used,
-                                 struct nib_buffer *out, struct nib_error *err)
+                                 struct nib_bytes *out, struct nib_error *err)
 {
     *used = 0;
     while (stream->pending_size > 0 && *used < size) {
@@ -90,7 +90,7 @@ static nib_status finish_pending(struct nib_utf8_stream *stream, const uint8_t *
         case NIB_UTF8_WHOLE:
             stream->pending_size = 0;
             ++*used;
-            return nib_buffer_append(out, stream->pending, length, err);
+            return nib_bytes_append(out, stream->pending, length, err);
         case NIB_UTF8_INVALID: // the new byte does not belong to it and may begin something itself
             stream->pending_size = 0;
             return put_replacement(out, err);
@@ -100,7 +100,7 @@ static nib_status finish_pending(struct nib_utf8_stream *stream, const uint8_t *
 }
 
 nib_status nib_utf8_stream_push(struct nib_utf8_stream *stream, const void *bytes, size_t size,
-                                struct nib_buffer *out, struct nib_error *err)
+                                struct nib_bytes *out, struct nib_error *err)
 {
     const uint8_t *p = bytes;
     size_t at, run, length;
@@ -110,7 +110,7 @@ nib_status nib_utf8_stream_push(struct nib_utf8_stream *stream, const void *byte
         for (run = at; at < size; at += length)
             if ((kind = nib_utf8_scan(p + at, size - at, &length)) != NIB_UTF8_WHOLE)
                 break;
-        status = nib_buffer_append(out, p + run, at - run, err);
+        status = nib_bytes_append(out, p + run, at - run, err);
         if (status != NIB_OK || kind == NIB_UTF8_WHOLE)
             return status;
         if (kind == NIB_UTF8_INVALID) {
@@ -123,7 +123,7 @@ nib_status nib_utf8_stream_push(struct nib_utf8_stream *stream, const void *byte
     return status;
 }
 
-nib_status nib_utf8_stream_flush(struct nib_utf8_stream *stream, struct nib_buffer *out, struct nib_error *err)
+nib_status nib_utf8_stream_flush(struct nib_utf8_stream *stream, struct nib_bytes *out, struct nib_error *err)
 {
     bool waiting = stream->pending_size > 0;
     stream->pending_size = 0;

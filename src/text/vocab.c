@@ -64,7 +64,7 @@ nib_status nib_vocab_add(struct nib_vocab *vocab, int64_t id, const void *bytes,
     if (token->flags)
         return nib_fail(err, NIB_ERR_FORMAT, "two tokens have the id %lld", (long long)id);
     *token = (struct nib_vocab_token){(uint32_t)vocab->pool.size, (uint32_t)size, flags | NIB_TOKEN_USED};
-    return nib_buffer_append(&vocab->pool, bytes, size, err);
+    return nib_bytes_append(&vocab->pool, bytes, size, err);
 }
 
 static bool token_is(const struct nib_vocab *vocab, int32_t id, const uint8_t *bytes, size_t size)
@@ -157,7 +157,7 @@ struct nib_merge_slot nib_vocab_find_merge(const struct nib_vocab *vocab, int32_
 
 void nib_vocab_free(struct nib_vocab *vocab)
 {
-    nib_buffer_free(&vocab->pool);
+    nib_bytes_free(&vocab->pool);
     free(vocab->tokens);
     free(vocab->slots);
     free(vocab->merges);

@@ -7,14 +7,14 @@
 #include "nibble/tokenizer.h"
 
 struct nib_writer {
-    struct nib_buffer buffer; // freed by its owner
+    struct nib_bytes buffer; // freed by its owner
     bool failed;
 };
 
 static inline void nib_write(struct nib_writer *writer, const char *bytes /* [size] */, size_t size)
 {
     if (size && !writer->failed)
-        writer->failed = nib_buffer_append(&writer->buffer, bytes, size, NULL) != NIB_OK;
+        writer->failed = nib_bytes_append(&writer->buffer, bytes, size, NULL) != NIB_OK;
 }
 
 static inline void nib_write_string(struct nib_writer *writer, const char *string)

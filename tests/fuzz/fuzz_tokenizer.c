@@ -40,7 +40,7 @@ static struct nib_tokenizer *open_any(const char *file, size_t size)
 }
 
 // The text through the stream, cut in two.
-static void stream_text(const char *text, size_t size, size_t cut, struct nib_buffer *out)
+static void stream_text(const char *text, size_t size, size_t cut, struct nib_bytes *out)
 {
     struct nib_utf8_stream stream = {0};
     require(nib_utf8_stream_push(&stream, text, cut, out, NULL) == NIB_OK);
@@ -50,25 +50,25 @@ static void stream_text(const char *text, size_t size, size_t cut, struct nib_bu
 
 static void check_stream(const char *text, size_t size)
 {
-    struct nib_buffer whole = {0}, cut = {0};
+    struct nib_bytes whole = {0}, cut = {0};
     stream_text(text, size, 0, &whole);
     stream_text(text, size, size / 2, &cut);
     require(whole.size == cut.size && (whole.size == 0 || memcmp(whole.data, cut.data, whole.size) == 0));
-    nib_buffer_free(&whole);
-    nib_buffer_free(&cut);
+    nib_bytes_free(&whole);
+    nib_bytes_free(&cut);
 }
 
 static void check_encode(const struct nib_tokenizer *tokenizer, const char *text, size_t size, unsigned flags,
                          bool exact)
 {
     struct nib_token_list list = {0};
-    struct nib_buffer back = {0};
+    struct nib_bytes back = {0};
     if (nib_tokenizer_encode(tokenizer, text, size, flags, &list, NULL) == NIB_OK) {
         require(nib_tokenizer_decode(tokenizer, list.ids, list.count, &back, NULL) == NIB_OK);
         require(!exact || (back.size == size && (size == 0 || memcmp(back.data, text, size) == 0)));
     }
     nib_token_list_free(&list);
-    nib_buffer_free(&back);
+    nib_bytes_free(&back);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

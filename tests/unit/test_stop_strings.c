@@ -41,7 +41,7 @@ static size_t plain_search(const char *text, const char *const *strings, size_t 
 static void check_cut(const char *text, const char *const *strings, size_t count, size_t first, size_t second)
 {
     struct nib_stop_strings stop = stops(strings, count);
-    struct nib_buffer out = {0};
+    struct nib_bytes out = {0};
     bool stopped = false, found;
     size_t shown = plain_search(text, strings, count, &found), n = strlen(text), step = first;
     for (size_t at = 0; at < n && !stopped; at += step) {
@@ -56,7 +56,7 @@ static void check_cut(const char *text, const char *const *strings, size_t count
     assert_int_equal(out.size, shown);
     if (shown)
         assert_memory_equal(out.data, text, shown);
-    nib_buffer_free(&out);
+    nib_bytes_free(&out);
     nib_stop_strings_free(&stop);
 }
 
@@ -83,7 +83,7 @@ static void what_may_be_shown_is_shown_at_once(void **state)
     (void)state;
     static const char *const strings[] = {"END"};
     struct nib_stop_strings stop = stops(strings, 1);
-    struct nib_buffer out = {0};
+    struct nib_bytes out = {0};
     bool stopped;
     nib_stop_strings_push(&stop, "one E", 5, &out, &stopped, NULL);
     assert_string_equal(out.data, "one ");
@@ -97,7 +97,7 @@ static void what_may_be_shown_is_shown_at_once(void **state)
     nib_stop_strings_push(&stop, "D", 1, &out, &stopped, NULL); // another text: "EN" is forgotten
     assert_false(stopped);
     assert_string_equal(out.data, "one ENT D");
-    nib_buffer_free(&out);
+    nib_bytes_free(&out);
     nib_stop_strings_free(&stop);
 }
 
@@ -105,14 +105,14 @@ static void strings_may_hold_any_bytes(void **state)
 {
     (void)state;
     struct nib_stop_strings stop = {0};
-    struct nib_buffer out = {0};
+    struct nib_bytes out = {0};
     bool stopped;
     assert_int_equal(nib_stop_strings_add(&stop, "\0\xff", 2, NULL), NIB_OK);
     nib_stop_strings_push(&stop, "a\0b\0\xff", 5, &out, &stopped, NULL);
     assert_true(stopped);
     assert_int_equal(out.size, 3);
     assert_memory_equal(out.data, "a\0b", 3);
-    nib_buffer_free(&out);
+    nib_bytes_free(&out);
     nib_stop_strings_free(&stop);
 }
 

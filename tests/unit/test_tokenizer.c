@@ -62,14 +62,14 @@ static size_t assert_round_trip(const struct nib_tokenizer *tokenizer, const cha
                                 unsigned flags)
 {
     struct nib_token_list list = encode(tokenizer, text, size, flags);
-    struct nib_buffer back = {0};
+    struct nib_bytes back = {0};
     assert_int_equal(nib_tokenizer_decode(tokenizer, list.ids, list.count, &back, NULL), NIB_OK);
     assert_int_equal(back.size, size);
     if (size > 0)
         assert_memory_equal(back.data, text, size);
     size_t count = list.count;
     nib_token_list_free(&list);
-    nib_buffer_free(&back);
+    nib_bytes_free(&back);
     return count;
 }
 
@@ -151,18 +151,18 @@ static void ids_outside_the_vocabulary(void **state)
     assert_int_equal(nib_tokenizer_vocab_size(tiny), 5120);
     for (size_t i = 0; i < 4; i++) {
         size_t size = 7;
-        struct nib_buffer out = {0};
+        struct nib_bytes out = {0};
         struct nib_error err = {0};
         assert_null(nib_tokenizer_token_bytes(o200k, ids[i], &size));
         assert_int_equal(size, 0);
         assert_false(nib_tokenizer_is_special(o200k, ids[i]));
-        assert_int_equal(nib_buffer_append(&out, "kept", 4, NULL), NIB_OK);
+        assert_int_equal(nib_bytes_append(&out, "kept", 4, NULL), NIB_OK);
         assert_int_equal(nib_tokenizer_decode(o200k, (int32_t[]){13225, ids[i]}, 2, &out, &err), NIB_ERR_ARGUMENT);
         assert_string_equal(out.data, "kept");
         assert_non_null(strstr(err.message, "no token has the id"));
         struct nib_utf8_stream stream = {0};
         assert_int_equal(nib_utf8_stream_push_token(&stream, o200k, ids[i], &out, NULL), NIB_ERR_ARGUMENT);
-        nib_buffer_free(&out);
+        nib_bytes_free(&out);
     }
 }
 

@@ -43,7 +43,7 @@ static void stream_holds_characters_back(void **state)
         for (size_t first = 0; first <= size; first++)
             for (size_t second = first; second <= size; second++) {
                 struct nib_utf8_stream stream = {0};
-                struct nib_buffer out = {0};
+                struct nib_bytes out = {0};
                 size_t cuts[] = {0, first, second, size};
                 for (size_t k = 0; k < 3; k++) {
                     size_t before = out.size;
@@ -55,7 +55,7 @@ static void stream_holds_characters_back(void **state)
                 assert_int_equal(nib_utf8_stream_flush(&stream, &out, NULL), NIB_OK);
                 assert_int_equal(nib_utf8_stream_flush(&stream, &out, NULL), NIB_OK);
                 assert_string_equal(out.data, streams[i].out);
-                nib_buffer_free(&out);
+                nib_bytes_free(&out);
             }
     }
 }
@@ -78,7 +78,7 @@ static void every_character_is_whole(void **state)
 
 static void assert_translates(const char *pattern, enum nib_regex_dialect dialect, const char *expected)
 {
-    struct nib_buffer out = {0};
+    struct nib_bytes out = {0};
     struct nib_error err = {0};
     nib_status status = nib_split_pattern_translate(pattern, strlen(pattern), dialect, &out, &err);
     if (!expected && status == NIB_OK)
@@ -87,7 +87,7 @@ static void assert_translates(const char *pattern, enum nib_regex_dialect dialec
         fail_msg("%s: %s", pattern, err.message);
     if (expected)
         assert_string_equal(out.data, expected);
-    nib_buffer_free(&out);
+    nib_bytes_free(&out);
 }
 
 static void patterns_are_translated(void **state)
