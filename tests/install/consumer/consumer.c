@@ -19,7 +19,7 @@ int main(int argc, char **argv)
     struct nib_tokenizer *tokenizer;
     struct nib_sequence *sequence;
     struct nib_token_list ids = {0};
-    struct nib_buffer word = {0};
+    struct nib_bytes word = {0};
     struct nib_error err;
     if (argc != 2)
         return 2;
@@ -38,7 +38,7 @@ int main(int argc, char **argv)
     if (nib_tokenizer_decode(tokenizer, &best, 1, &word, &err))
         return fail(&err);
     printf("nibble %s: %s%s\n", NIB_VERSION, text, word.data);
-    nib_buffer_free(&word);
+    nib_bytes_free(&word);
     nib_token_list_free(&ids);
     nib_sequence_free(sequence);
     nib_tokenizer_close(tokenizer);
