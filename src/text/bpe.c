@@ -31,18 +31,18 @@ void nib_bpe_scratch_free(struct nib_bpe_scratch *scratch)
     *scratch = (struct nib_bpe_scratch){0};
 }
 
-static nib_status reserve(struct nib_bpe_scratch *scratch, size_t size, struct nib_error *err)
+static bool reserve(struct nib_bpe_scratch *scratch, size_t size)
 {
     if (scratch->symbols && size <= scratch->capacity)
-        return NIB_OK;
+        return true;
     size_t capacity = size < 128 ? 128 : size + size / 2;
     nib_bpe_scratch_free(scratch);
     scratch->symbols = malloc(capacity * sizeof *scratch->symbols);
     scratch->heap = malloc(2 * capacity * sizeof *scratch->heap);
     if (!scratch->symbols || !scratch->heap)
-        return nib_fail_memory(err, capacity * (sizeof *scratch->symbols + 2 * sizeof *scratch->heap), "one word");
+        return false;
     scratch->capacity = capacity;
-    return NIB_OK;
+    return true;
 }
 
 static void heap_push(struct word *word, uint64_t entry)
@@ -143,13 +143,13 @@ nib_status nib_bpe_encode_word(const struct nib_tokenizer *tokenizer, struct nib
         if (id >= 0 && !(vocab->tokens[id].flags & NIB_TOKEN_SPECIAL))
             return nib_token_list_add(list, id, err);
     }
-    nib_status status = reserve(scratch, size, err);
-    if (status != NIB_OK)
-        return status;
+    if (!reserve(scratch, size))
+        return nib_fail_memory(err, size * (sizeof *scratch->symbols + 2 * sizeof *scratch->heap), "one word");
     struct word word = {vocab, bytes, (uint32_t)size, scratch->symbols, scratch->heap, 0};
     if (list_symbols(tokenizer, &word) == 0)
         return NIB_OK;
     merge_all(&word);
+    nib_status status = NIB_OK;
     for (uint32_t at = 0; status == NIB_OK && at != NONE; at = word.symbols[at].next)
         status = nib_token_list_add(list, word.symbols[at].id, err);
     return status;
