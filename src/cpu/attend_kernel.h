@@ -15,33 +15,69 @@ enum {
     ATTEND_ROWS = 4,
     ATTEND_COLUMNS = ATTEND_VECTORS * VEC_LANES,
     ATTEND_BLOCK_VECTORS = NIB_ATTEND_KEYS / VEC_LANES,
+    ATTEND_STEP = 4,  // units between hints
+    ATTEND_LINE = 32, // elements of a cache line
 };
 
 #define ATTEND_INLINE static inline __attribute__((always_inline))
 
-// c[r] += a[r] * b over n_units units, for ATTEND_COLUMNS columns.
-ATTEND_INLINE void attend_product(int rows, int64_t n_units, const float *a, int64_t a_pitch, const uint32_t *b,
-                                  int64_t b_pitch, vec c[ATTEND_ROWS][ATTEND_VECTORS])
+static inline void attend_hint(struct nib_attend_hints *hints, int64_t lines)
 {
-    for (int64_t u = 0; u < n_units; u++) {
-        vec_units column[ATTEND_VECTORS];
-        for (int v = 0; v < ATTEND_VECTORS; v++)
-            column[v] = vec_load_units(b + u * b_pitch + v * VEC_LANES);
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < ATTEND_VECTORS; v++)
-                c[r][v] = attend_multiply(c[r][v], column[v], a + r * a_pitch, u);
+    for (; lines > 0 && hints->run < 2; lines--) {
+        _mm_prefetch((const char *)(hints->runs[hints->run].rows[hints->row] + hints->column), _MM_HINT_T1);
+        hints->column += ATTEND_LINE;
+        if (hints->column < hints->runs[hints->run].columns)
+            continue;
+        hints->column = 0;
+        if (++hints->row < hints->runs[hints->run].n_rows)
+            continue;
+        hints->row = 0;
+        hints->run++;
     }
 }
 
-ATTEND_INLINE void attend_logits(int rows, const struct nib_attend_block *block, int64_t first_row)
+static inline int64_t attend_divide_up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+// Lines to hint at in every step of every product of the block, so that they are spread over its whole time.
+static inline int64_t attend_lines_a_step(const struct nib_attend_block *block)
+{
+    int64_t logits = attend_divide_up((block->head_dim + 1) / 2, ATTEND_STEP) * (NIB_ATTEND_KEYS / ATTEND_COLUMNS);
+    int64_t values = attend_divide_up((block->n_keys + 1) / 2, ATTEND_STEP) * (block->v_pitch / ATTEND_COLUMNS);
+    return attend_divide_up(block->hints->lines, attend_divide_up(block->n_rows, ATTEND_ROWS) * (logits + values));
+}
+
+// c[r] += a[r] * b over n_units units, for ATTEND_COLUMNS columns.
+ATTEND_INLINE void attend_product(int rows, struct nib_attend_hints *hints, int64_t lines, int64_t n_units,
+                                  const float *a, int64_t a_pitch, const uint32_t *b, int64_t b_pitch,
+                                  vec c[ATTEND_ROWS][ATTEND_VECTORS])
+{
+    for (int64_t step = 0; step < n_units; step += ATTEND_STEP) {
+        int64_t end = step + ATTEND_STEP < n_units ? step + ATTEND_STEP : n_units;
+        attend_hint(hints, lines);
+        for (int64_t u = step; u < end; u++) {
+            vec_units column[ATTEND_VECTORS];
+            for (int v = 0; v < ATTEND_VECTORS; v++)
+                column[v] = vec_load_units(b + u * b_pitch + v * VEC_LANES);
+            for (int r = 0; r < rows; r++)
+                for (int v = 0; v < ATTEND_VECTORS; v++)
+                    c[r][v] = attend_multiply(c[r][v], column[v], a + r * a_pitch, u);
+        }
+    }
+}
+
+ATTEND_INLINE void attend_logits(int rows, int64_t lines, const struct nib_attend_block *block, int64_t first_row)
 {
     for (int64_t key = 0; key < NIB_ATTEND_KEYS; key += ATTEND_COLUMNS) {
         vec c[ATTEND_ROWS][ATTEND_VECTORS];
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < ATTEND_VECTORS; v++)
                 c[r][v] = vec_zero();
-        attend_product(rows, (block->head_dim + 1) / 2, block->queries + first_row * block->query_pitch,
-                       block->query_pitch, block->key_units + key, NIB_ATTEND_KEYS, c);
+        attend_product(rows, block->hints, lines, (block->head_dim + 1) / 2,
+                       block->queries + first_row * block->query_pitch, block->query_pitch, block->key_units + key,
+                       NIB_ATTEND_KEYS, c);
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < ATTEND_VECTORS; v++)
                 vec_store(block->scores + r * NIB_ATTEND_KEYS + key + v * VEC_LANES, c[r][v]);
@@ -77,7 +113,7 @@ ATTEND_INLINE vec attend_softmax_row(const struct nib_attend_block *block, int64
     return sum;
 }
 
-ATTEND_INLINE void attend_values(int rows, const struct nib_attend_block *block, int64_t first_row,
+ATTEND_INLINE void attend_values(int rows, int64_t lines, const struct nib_attend_block *block, int64_t first_row,
                                  const float rescale[ATTEND_ROWS][VEC_LANES])
 {
     for (int64_t column = 0; column < block->v_pitch; column += ATTEND_COLUMNS) {
@@ -86,43 +122,43 @@ ATTEND_INLINE void attend_values(int rows, const struct nib_attend_block *block,
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < ATTEND_VECTORS; v++)
                 c[r][v] = vec_mul(vec_load(out + r * block->v_pitch + v * VEC_LANES), vec_load(rescale[r]));
-        attend_product(rows, (block->n_keys + 1) / 2, block->scores, NIB_ATTEND_KEYS, block->value_units + column,
-                       block->v_pitch, c);
+        attend_product(rows, block->hints, lines, (block->n_keys + 1) / 2, block->scores, NIB_ATTEND_KEYS,
+                       block->value_units + column, block->v_pitch, c);
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < ATTEND_VECTORS; v++)
                 vec_store(out + r * block->v_pitch + v * VEC_LANES, c[r][v]);
     }
 }
 
-ATTEND_INLINE void attend_rows(int rows, const struct nib_attend_block *block, int64_t first_row)
+ATTEND_INLINE void attend_rows(int rows, int64_t lines, const struct nib_attend_block *block, int64_t first_row)
 {
     float rescale[ATTEND_ROWS][VEC_LANES], sums[4];
     vec lanes[ATTEND_ROWS] = {vec_zero(), vec_zero(), vec_zero(), vec_zero()};
-    attend_logits(rows, block, first_row);
+    attend_logits(rows, lines, block, first_row);
     for (int r = 0; r < rows; r++)
         lanes[r] = attend_softmax_row(block, first_row + r, block->scores + r * NIB_ATTEND_KEYS, rescale[r]);
     _mm_storeu_ps(sums, vec_sum4(lanes[0], lanes[1], lanes[2], lanes[3]));
     for (int r = 0; r < rows; r++)
         block->sum[first_row + r] = __builtin_fmaf(block->sum[first_row + r], rescale[r][0], sums[r]);
-    attend_values(rows, block, first_row, rescale);
+    attend_values(rows, lines, block, first_row, rescale);
 }
 
 static inline void attend_block(const struct nib_attend_block *block)
 {
     nib_attend_pack_keys_avx2(block);
     nib_attend_pack_values_avx2(block);
-    int64_t row = 0;
+    int64_t row = 0, lines = attend_lines_a_step(block);
     for (; row + ATTEND_ROWS <= block->n_rows; row += ATTEND_ROWS)
-        attend_rows(ATTEND_ROWS, block, row);
+        attend_rows(ATTEND_ROWS, lines, block, row);
     switch (block->n_rows - row) {
     case 1:
-        attend_rows(1, block, row);
+        attend_rows(1, lines, block, row);
         break;
     case 2:
-        attend_rows(2, block, row);
+        attend_rows(2, lines, block, row);
         break;
     case 3:
-        attend_rows(3, block, row);
+        attend_rows(3, lines, block, row);
         break;
     default:
         break;

@@ -123,20 +123,17 @@ static void find_block(const struct attention *a, const struct nib_attend_task *
     find_rows(a, task, a->values, start, block->n_keys, task->first_kv * a->attend->v_dim, block->values);
 }
 
-static void hint_rows(const uint16_t *const *rows, int64_t first, int64_t end, int64_t columns)
+// One of `parts` parts of a block's memory.
+static struct nib_attend_hints make_hints(const struct attention *a, const struct nib_attend_task *task,
+                                          const struct block_rows *block, int64_t part, int64_t parts)
 {
-    for (int64_t i = first; i < end; i++)
-        for (int64_t column = 0; column < columns; column += 32)
-            __builtin_prefetch(rows[i] + column, 0, 2);
-}
-
-// Asks for one of `parts` parts of a block's memory.
-static void hint_block(const struct attention *a, const struct nib_attend_task *task,
-                       const struct block_rows *block, int64_t part, int64_t parts)
-{
-    int64_t first = block->n_keys * part / parts, end = block->n_keys * (part + 1) / parts;
-    hint_rows(block->keys, first, end, task->n_kv * a->attend->head_dim);
-    hint_rows(block->values, first, end, task->n_kv * a->attend->v_dim);
+    int64_t first = block->n_keys * part / parts, n = block->n_keys * (part + 1) / parts - first;
+    int64_t key_columns = task->n_kv * a->attend->head_dim, value_columns = task->n_kv * a->attend->v_dim;
+    return (struct nib_attend_hints){
+        .runs = {{block->keys + first, n, key_columns}, {block->values + first, n, value_columns}},
+        .lines = n * (nib_round_up(key_columns, 32) + nib_round_up(value_columns, 32)) / 32,
+        .run = n ? 0 : 2,
+    };
 }
 
 // What each row of one kv head sees of the block; the same for every kv head.
@@ -156,7 +153,7 @@ static void set_visible(const struct attention *a, const struct nib_attend_task 
 }
 
 static void sum_block(const struct attention *a, const struct nib_attend_task *task, const struct block_rows *rows,
-                      int64_t kv, struct workspace *w)
+                      int64_t kv, struct nib_attend_hints *hints, struct workspace *w)
 {
     int64_t first = kv * nib_attend_rows_of_kv(task);
     a->device->kernels->attend_block(&(struct nib_attend_block){
@@ -179,6 +176,7 @@ static void sum_block(const struct attention *a, const struct nib_attend_task *t
         .key_units = w->key_units,
         .value_units = w->value_units,
         .scores = w->scores,
+        .hints = hints,
     });
 }
 
@@ -205,8 +203,8 @@ static void sum_range(const struct attention *a, const struct nib_attend_task *t
             find_block(a, task, start + NIB_ATTEND_KEYS, &next);
         set_visible(a, task, start, rows.n_keys, w->visible);
         for (int64_t kv = 0; kv < task->n_kv; kv++) {
-            hint_block(a, task, &next, kv, task->n_kv);
-            sum_block(a, task, &rows, kv, w);
+            struct nib_attend_hints hints = make_hints(a, task, &next, kv, task->n_kv);
+            sum_block(a, task, &rows, kv, &hints, w);
         }
     }
 }

@@ -22,6 +22,18 @@ struct nib_linear_part {
 
 enum { NIB_ATTEND_KEYS = 64 }; // keys of one block; blocks start at multiples of it in the sequence
 
+// Rows that the next block will want, which a kernel asks the memory system for bit by bit between its products: in one
+// burst most hints would be dropped.
+struct nib_attend_hints {
+    struct {
+        const uint16_t *const *rows; /* [n_rows] pointers to bf16 [columns] */
+        int64_t n_rows, columns;
+    } runs[2];           // keys, then values
+    int64_t lines;       // of 64 bytes in all of it
+    int64_t row, column; // where in the run at hand
+    int run;
+};
+
 // One block of keys against the query rows of one kv head. `units` are 32 bits that hold two neighbours of the summed
 // dimension, two bf16; in the tiers without bf16 products queries and probabilities are pairs of fp32 instead.
 struct nib_attend_block {
@@ -42,6 +54,7 @@ struct nib_attend_block {
     uint32_t *key_units;    /* [(head_dim + 1) / 2, NIB_ATTEND_KEYS] scratch */
     uint32_t *value_units;  /* [NIB_ATTEND_KEYS / 2, v_pitch] scratch */
     float *scores;          /* [4, NIB_ATTEND_KEYS] scratch */
+    struct nib_attend_hints *hints;
 };
 
 struct nib_cpu_kernels {

@@ -266,6 +266,7 @@ static float exp2_of(const struct nib_cpu_kernels *kernels, float x)
     const uint16_t *rows[1] = {&one};
     int32_t visible[2] = {0, 0};
     float query_units[2], largest = 0, sum = 0, unit = 1;
+    struct nib_attend_hints none = {.run = 2};
     kernels->pack_query(&unit, 1, query_units);
     kernels->attend_block(&(struct nib_attend_block){
         .keys = rows,
@@ -285,6 +286,7 @@ static float exp2_of(const struct nib_cpu_kernels *kernels, float x)
         .key_units = key_units,
         .value_units = value_units,
         .scores = scores,
+        .hints = &none,
     });
     return sum;
 }
