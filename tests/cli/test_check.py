@@ -1,0 +1,97 @@
+"""`nibble check` and `nibble eval` on both gpt-oss fixtures, within the stated bounds."""
+import os
+
+import support
+from support import DATA, MODEL, SCRATCH, run
+
+FIXTURE = os.path.join(DATA, "models", "gpt_oss")
+CASES = {
+    "tiny": (MODEL, os.path.join(DATA, "tiny-gpt-oss", "expected.safetensors")),
+    "fixture": (FIXTURE, os.path.join(FIXTURE, "expected.safetensors")),
+}
+# An instrumented build takes a part of the tasks and texts.
+QUICK = os.environ.get("NIB_QUICK") == "1"
+
+
+class Check(support.Test):
+    def check(self, case, *arguments):
+        return self.json_of(run("check", *CASES[case], "--json", *arguments))
+
+    def test_reference_device(self):
+        for case in CASES:
+            if QUICK and case == "tiny":
+                continue
+            with self.subTest(case):
+                got = self.check(case, "--backend", "ref", "--max-abs", "2e-4", "--greedy-margin", "1e-3")
+                self.assertLessEqual(got["max_abs"], 2e-4)
+                self.assertEqual(got["greedy_agreement"], 1)
+
+    def test_cpu_device(self):
+        for case, top1 in {"tiny": "0.99", "fixture": "0.97"}.items():
+            with self.subTest(case):
+                got = self.check(case, "--backend", "cpu", "--min-top1", top1, "--max-kl", "1e-3")
+                self.assertLessEqual(got["mean_kl"], 1e-3)
+
+    def test_chunks_and_threads_do_not_matter(self):
+        whole = self.check("fixture", "--backend", "cpu", "--threads", "1")
+        chunks = self.check("fixture", "--backend", "cpu", "--threads", "2", "--chunk", "7")
+        self.assertEqual(whole, chunks)
+
+    # On the fixture the lower tiers choose another expert at one near-tie of its random router, so the trained model is
+    # what they are held to.
+    def test_lower_cpu_tiers(self):
+        for tier in () if QUICK else ("avx2", "avx512"):
+            process = run("check", *CASES["tiny"], "--json", "--min-top1", "0.99", "--max-kl", "1e-3",
+                          environment={"NIBBLE_CPU": tier})
+            with self.subTest(tier):
+                self.succeeds(process)
+
+    def test_a_difference_fails(self):
+        process = run("check", *CASES["fixture"], "--backend", "cpu", "--max-abs", "1e-9")
+        self.fails(process, 1, "max_abs", "is over")
+
+    def test_wrong_file(self):
+        self.fails(run("check", MODEL, os.path.join(MODEL, "model-00001-of-00002.safetensors")), 1, "input_ids")
+        self.fails(run("check", MODEL, CASES["fixture"][1]), 1, "vocab")
+
+
+class Eval(support.Test):
+    def test_nll(self):
+        text = os.path.join(DATA, "tiny-gpt-oss", "text.txt")
+        if QUICK:
+            text = os.path.join(SCRATCH, "short.txt")
+            os.makedirs(SCRATCH, exist_ok=True)
+            with open(text, "w", encoding="utf-8") as file:
+                file.write("A short text about nothing much. " * 20)
+        got = self.json_of(run("eval", "nll", MODEL, text, "--backend", "cpu", "--json", timeout=600))
+        if not QUICK:
+            self.assertEqual(got["tokens"], 22082)
+            self.assertAlmostEqual(got["mean_nats"], 4.46177, delta=0.002 * 4.46177)
+
+    def test_tasks(self):
+        tasks = os.path.join(DATA, "tiny-gpt-oss", "tasks.jsonl")
+        if QUICK:
+            with open(tasks, encoding="utf-8") as file:
+                lines = [line for line in file if '"kind": "needle"' not in line][::20]
+            tasks = os.path.join(SCRATCH, "tasks.jsonl")
+            os.makedirs(SCRATCH, exist_ok=True)
+            with open(tasks, "w", encoding="utf-8") as file:
+                file.writelines(lines)
+        got = self.json_of(run("eval", "tasks", MODEL, tasks, "--backend", "cpu", "--json", timeout=800))
+        stated = {"arithmetic": 0.95, "tool_call": 1, "needle": 1}
+        for kind, counted in got.items():
+            if not QUICK:
+                self.assertGreaterEqual(counted["accuracy"], stated[kind] - 0.03, kind)
+        self.assertEqual(set(got), {"arithmetic", "tool_call"} if QUICK else set(stated))
+
+    def test_wrong_tasks(self):
+        path = os.path.join(SCRATCH, "wrong.jsonl")
+        os.makedirs(SCRATCH, exist_ok=True)
+        for text, word in (("", "no tasks"), ("{]\n", ":1"), ('{"kind": "a", "prompt": 1, "expected": ""}\n', ":1")):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            self.fails(run("eval", "tasks", MODEL, path), 1, word)
+
+
+if __name__ == "__main__":
+    support.main()

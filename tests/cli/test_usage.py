@@ -1,0 +1,145 @@
+"""Help of every command, mistakes on the command line, missing and corrupt models, `nibble inspect`."""
+import json
+import os
+import shutil
+import struct
+
+import support
+from support import DATA, MODEL, SCRATCH, run
+
+COMMANDS = [["run"], ["inspect"], ["check"], ["eval", "nll"], ["eval", "tasks"]]
+
+
+class Usage(support.Test):
+    def test_help(self):
+        self.assertIn("usage: nibble COMMAND", self.succeeds(run("--help")).stdout)
+        for command in COMMANDS:
+            with self.subTest(command):
+                text = self.succeeds(run(*command, "--help")).stdout
+                self.assertTrue(text.startswith("usage: nibble " + " ".join(command)))
+                self.assertTrue(all(len(line) <= 120 for line in text.splitlines()), text)
+
+    def test_every_command_has_help(self):
+        listed = [line.split()[0] for line in run("--help").stdout.splitlines() if line.startswith("  ")]
+        self.assertTrue({"run", "inspect", "check", "eval"} <= set(listed))
+        for command in listed:
+            with self.subTest(command):
+                self.assertIn("usage: nibble " + command, self.succeeds(run(command, "--help")).stdout)
+
+    def test_version(self):
+        self.assertRegex(self.succeeds(run("--version")).stdout, r"^nibble \d+\.\d+\.\d+\n$")
+
+    def test_mistakes(self):
+        for arguments, word in (((), "--nonsense"), ((), "--temperature"), (("hot",), "--temperature"),
+                                (("-1",), "--top-p"), (("2",), "--top-p"), (("1.5",), "--max-tokens"),
+                                (("9999999999999999999",), "--max-tokens"), (("loud",), "--reasoning"),
+                                (("fpga",), "--backend"), (("21",), "--logprobs")):
+            with self.subTest((word, arguments)):
+                self.fails(run("run", MODEL, word, *arguments), 2, word)
+        self.fails(run("run"), 2, "MODEL")
+        self.fails(run("run", MODEL, "another"), 2, "another")
+        self.assertEqual(run().returncode, 2)
+        self.assertEqual(run("dance").returncode, 2)
+
+
+class Models(support.Test):
+    def broken(self, name, change):
+        """A copy of the small model with one change."""
+        folder = os.path.join(SCRATCH, "broken-" + name)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(MODEL, folder)
+        change(folder)
+        for command in (["run", folder, "--prompt", "a"], ["inspect", folder]):
+            process = run(*command)
+            self.fails(process, 1)
+            yield process.stderr
+
+    def test_missing(self):
+        for command in (["run"], ["inspect"]):
+            self.fails(run(*command, "/no/such/model", stdin="a"), 1, "/no/such/model")
+
+    def test_truncated_shard(self):
+        def change(folder):
+            os.truncate(os.path.join(folder, "model-00002-of-00002.safetensors"), 5000000)
+        for message in self.broken("truncated", change):
+            self.assertIn("model-00002-of-00002.safetensors", message)
+
+    def test_missing_shard(self):
+        for message in self.broken("shard", lambda f: os.remove(os.path.join(f, "model-00001-of-00002.safetensors"))):
+            self.assertIn("model-00001-of-00002.safetensors", message)
+
+    def test_config_is_no_json(self):
+        def change(folder):
+            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+                file.write('{"model_type": "gpt_oss",')
+        for message in self.broken("config", change):
+            self.assertIn("config.json", message)
+
+    def test_wrong_number_in_config(self):
+        def change(folder):
+            path = os.path.join(folder, "config.json")
+            with open(path, encoding="utf-8") as file:
+                text = file.read().replace('"hidden_size": 256', '"hidden_size": -256')
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        folder = os.path.join(SCRATCH, "broken-number")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(MODEL, folder)
+        change(folder)
+        self.fails(run("run", folder, "--prompt", "a"), 1, "config.json", "hidden_size", "-256")
+
+
+class Inspect(support.Test):
+    def test_small_model(self):
+        got = self.json_of(run("inspect", MODEL, "--json", "--check-scales"))
+        self.assertTrue(got["runs"])
+        self.assertEqual((got["model_type"], got["tensors"], got["bytes"]), ("gpt_oss", 155, 24142720))
+        self.assertEqual(len(got["layers"]), 8)
+        self.assertEqual({experts["scales"] for experts in got["experts"]}, {"no NaN"})
+        self.assertEqual(sum(group["bytes"] for group in got["groups"]), got["bytes"])
+        self.assertEqual(sum(group["count"] for group in got["groups"]), got["tensors"])
+        self.assertEqual(got["unused"], [])
+        for layer in got["layers"]:
+            self.assertTrue(layer["moe_kernel"] and layer["moe_reason"] and layer["linear_kernel"])
+        memory = got["memory"]
+        self.assertEqual(memory["total_bytes"], sum(memory[part + "_bytes"] for part in
+                                                    ("weights", "cache", "buffer", "scratch")))
+
+    def test_text(self):
+        text = self.succeeds(run("inspect", MODEL)).stdout
+        for word in ("gpt_oss", "window 128", "experts of 256 x 256", "KV cache", "one decoded token reads"):
+            self.assertIn(word, text)
+
+    def test_every_family(self):
+        root = os.path.join(DATA, "models")
+        for name in sorted(os.listdir(root)):
+            with self.subTest(name):
+                got = self.json_of(run("inspect", os.path.join(root, name), "--json"))
+                self.assertGreater(got["tensors"], 0)
+                if not got["runs"]:
+                    self.assertTrue(got["runs_not_because"])
+
+    def test_one_file(self):
+        got = self.json_of(run("inspect", os.path.join(MODEL, "model-00001-of-00002.safetensors"), "--json"))
+        self.assertFalse(got["runs"])
+        self.assertGreater(len(got["experts"]), 0)
+
+    def test_nan_scale(self):
+        folder = os.path.join(SCRATCH, "nan-scale")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(os.path.join(DATA, "models", "gpt_oss"), folder)
+        path = os.path.join(folder, "model.safetensors")
+        with open(path, "r+b") as file:
+            size = struct.unpack("<Q", file.read(8))[0]
+            header = json.loads(file.read(size))
+            name = "model.layers.1.mlp.experts.down_proj_scales"
+            file.seek(8 + size + header[name]["data_offsets"][0] + 3)
+            file.write(b"\xff")
+        process = run("inspect", folder, "--check-scales")
+        self.assertEqual(process.returncode, 1)
+        self.assertIn(name, process.stdout)
+        self.assertEqual(run("inspect", folder).returncode, 0)
+
+
+if __name__ == "__main__":
+    support.main()
