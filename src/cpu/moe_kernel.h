@@ -49,8 +49,8 @@ struct nib_moe_kernel {
     void (*multiply)(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
                      const void *const *x /* [m] */, int m, float *out /* [m, 16] */);
 
-    // act(gate, up) of 8 pairs, rounded to bf16, into elements first … first + 7 of an arranged row; what the rounding
-    // took away into the same elements of `rest`, rounded once more, unless that is NULL
+    // act(gate, up) of 8 pairs into elements first … first + 7 of an arranged row. Where elements are bf16, what the
+    // rounding took away goes, rounded once more, into the same elements of `rest` unless that is NULL
     void (*activate)(const struct nib_activation *activation, const float *gate_up /* [2, 8] */, int64_t first,
                      void *row, void *rest);
 };

@@ -46,9 +46,9 @@ static size_t arranged_bytes(const struct nib_moe_kernel *kernel, int64_t n)
     return (size_t)((n + NIB_MOE_CHUNK - 1) / NIB_MOE_CHUNK * NIB_MOE_CHUNK) * kernel->element_bytes;
 }
 
-static int intermediate_parts(const struct nib_moe_weights *w)
+static int intermediate_parts(const struct nib_moe_plan *plan)
 {
-    return w->intermediate <= SHORT_INTERMEDIATE ? 2 : 1;
+    return plan->kernel->element_bytes == 2 && plan->weights.intermediate <= SHORT_INTERMEDIATE ? 2 : 1;
 }
 
 size_t nib_moe_packed_scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, int64_t top_k)
@@ -56,7 +56,7 @@ size_t nib_moe_packed_scratch_bytes(const struct nib_moe_plan *plan, int64_t tok
     const struct nib_moe_weights *w = &plan->weights;
     return align_up(nib_moe_groups_bytes(w->n_experts, tokens * top_k)) +
            (size_t)tokens * arranged_bytes(plan->kernel, w->hidden) +
-           (size_t)(tokens * top_k * intermediate_parts(w)) * arranged_bytes(plan->kernel, w->intermediate) +
+           (size_t)(tokens * top_k * intermediate_parts(plan)) * arranged_bytes(plan->kernel, w->intermediate) +
            align_up((size_t)(tokens * w->hidden) * sizeof(float));
 }
 
@@ -67,7 +67,7 @@ static struct run carve_scratch(const struct nib_moe_plan *plan, const struct ni
     int64_t routes = call->tokens * call->top_k;
     run.x_row_bytes = arranged_bytes(plan->kernel, w->hidden);
     run.h_row_bytes = arranged_bytes(plan->kernel, w->intermediate);
-    run.h_parts = intermediate_parts(w);
+    run.h_parts = intermediate_parts(plan);
 
     uint8_t *memory = call->scratch;
     int32_t *group_memory = call->scratch;

@@ -1,0 +1,148 @@
+// AVX-512 without BF16: vpermps looks each nibble up among the sixteen fp32 values of E2M1.
+//
+// 64 packed bytes are 16 dwords of eight elements. Dword d belongs to scale block d / 4, so the eight nibble planes (the
+// dword shifted by 0, 4, … 28, of which vpermps reads the low four bits) share one vector of scales, and an activation row
+// arranged by planes meets them without a shuffle.
+#include "cpu/moe_f32.h"
+
+INLINE __m512 load_x(const float *x, int64_t chunk, int plane)
+{
+    return _mm512_load_ps(x + chunk * NIB_MOE_CHUNK + plane * 16);
+}
+
+// The four scales of a chunk, each for the 4 dwords of its block.
+INLINE __m512 spread_scales(const float *scales)
+{
+    const __m512i places = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    return _mm512_permutevar_ps(_mm512_broadcast_f32x4(_mm_load_ps(scales)), places);
+}
+
+INLINE void multiply_chunk(const struct panel *panel, int first, int64_t c, __mmask16 dwords, int rows,
+                           const float *const *x, int m, __m512 *sum)
+{
+    const __m512 table = _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -0.5f, 0, 6, 4, 3, 2, 1.5f, 1, 0.5f, 0);
+    __m512i dword[4];
+    __m512 product[16];
+    UNROLL for (int i = 0; i < rows; i++)
+    {
+        const uint8_t *packed = panel_packed(panel, first + i) + c * 64;
+        dword[i] = dwords == 0xffff ? _mm512_loadu_si512(packed) : _mm512_maskz_loadu_epi32(dwords, packed);
+    }
+    UNROLL for (int p = 0; p < 8; p++)
+    {
+        __m512 weight[4];
+        UNROLL for (int i = 0; i < rows; i++) weight[i] =
+            _mm512_permutexvar_ps(p ? _mm512_srli_epi32(dword[i], (unsigned)(4 * p)) : dword[i], table);
+        UNROLL for (int t = 0; t < m; t++)
+        {
+            __m512 value = load_x(x[t], c, p);
+            UNROLL for (int i = 0; i < rows; i++)
+            {
+                __m512 *d = &product[t * rows + i];
+                *d = p ? _mm512_fmadd_ps(weight[i], value, *d) : _mm512_mul_ps(weight[i], value);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++)
+    {
+        __m512 scale = spread_scales(panel->scales[first + i] + c * 4);
+        UNROLL for (int t = 0; t < m; t++) sum[t * rows + i] =
+            _mm512_fmadd_ps(product[t * rows + i], scale, sum[t * rows + i]);
+    }
+}
+
+INLINE void multiply_panel(const struct panel *panel, int rows, const float *const *x, int m,
+                           __m512 (*saved)[NIB_MOE_ROWS])
+{
+    int64_t chunks = panel->columns / NIB_MOE_CHUNK;
+    __mmask16 partial = (__mmask16)((1u << (panel->columns % NIB_MOE_CHUNK / 8)) - 1);
+    for (int first = 0; first < NIB_MOE_ROWS; first += rows) {
+        __m512 sum[16];
+        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int t = 0; t < m; t++) sum[t * rows + i] =
+            panel->start ? saved[t][first + i] : _mm512_setzero_ps();
+        for (int64_t c = 0; c < chunks; c++) {
+            for (int i = 0; i < rows; i++)
+                prefetch_ahead(panel, first + i, c);
+            multiply_chunk(panel, first, c, 0xffff, rows, x, m, sum);
+        }
+        if (partial)
+            multiply_chunk(panel, first, chunks, partial, rows, x, m, sum);
+        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int t = 0; t < m; t++) saved[t][first + i] =
+            sum[t * rows + i];
+    }
+}
+
+static void multiply_tokens(const struct panel *panel, const float *const *x, int m, __m512 (*saved)[NIB_MOE_ROWS])
+{
+    switch (m) {
+    case 1:
+        multiply_panel(panel, 4, x, 1, saved);
+        break;
+    case 2:
+        multiply_panel(panel, 4, x, 2, saved);
+        break;
+    case 3:
+        multiply_panel(panel, 4, x, 3, saved);
+        break;
+    default:
+        multiply_panel(panel, 4, x, 4, saved);
+        break;
+    }
+}
+
+static void multiply(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
+                     const void *const *x, int m, float *out)
+{
+    struct panel panel;
+    __m512 saved[NIB_MOE_TOKENS][NIB_MOE_ROWS];
+    panel.block = block;
+    for (panel.start = 0; panel.start < n; panel.start += PANEL_COLUMNS) {
+        const float *from[NIB_MOE_TOKENS];
+        for (int t = 0; t < m; t++)
+            from[t] = (const float *)x[t] + panel.start;
+        panel.columns = n - panel.start < PANEL_COLUMNS ? n - panel.start : PANEL_COLUMNS;
+        expand_scales(&panel);
+        for (int t = 0; t < m; t += 4) { // 32 registers hold what four tokens need
+            panel.ahead = t ? NULL : ahead;
+            multiply_tokens(&panel, from + t, m - t < 4 ? m - t : 4, saved + t);
+        }
+    }
+    for (int t = 0; t < m; t++)
+        for (int i = 0; i < NIB_MOE_ROWS; i++)
+            out[t * NIB_MOE_ROWS + i] = _mm512_reduce_add_ps(saved[t][i]);
+}
+
+// Element 8d + p of a chunk is at place d of plane p.
+static int64_t place(int64_t i)
+{
+    return (i & -NIB_MOE_CHUNK) + (i & 7) * 16 + (i % NIB_MOE_CHUNK >> 3);
+}
+
+static void arrange(const uint16_t *x, int64_t n, void *row)
+{
+    float *planes = row;
+    for (int64_t i = n; i % NIB_MOE_CHUNK; i++)
+        planes[place(i)] = 0;
+    for (int64_t i = 0; i < n; i++)
+        planes[place(i)] = nib_bf16_to_f32(x[i]);
+}
+
+static void activate(const struct nib_activation *activation, const float *gate_up, int64_t first, void *row,
+                     void *rest)
+{
+    float value[8];
+    (void)rest;
+    moe_activate_8(activation, gate_up, value);
+    for (int i = 0; i < 8; i++)
+        ((float *)row)[place(first + i)] = value[i];
+}
+
+const struct nib_moe_kernel nib_moe_avx512 = {
+    .name = "avx512",
+    .tier = NIB_CPU_AVX512,
+    .reason = "fp32 multiply-adds on weights looked up in registers; no BF16 instructions",
+    .element_bytes = 4,
+    .arrange = arrange,
+    .multiply = multiply,
+    .activate = activate,
+};
