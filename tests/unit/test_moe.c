@@ -1,0 +1,368 @@
+// The MoE kernels of every tier this CPU has, against the plain reference and against themselves.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#include "cpu/moe_kernel.h"
+#include "nibble/moe.h"
+#include "support/moe_case.h"
+
+static const struct nib_activation activations[] = {
+    {.kind = NIB_ACT_SILU},
+    {.kind = NIB_ACT_SILU_CLAMP, .limit = 10},
+    {.kind = NIB_ACT_SWIGLU_OAI, .alpha = 1.702f, .limit = 7},
+    {.kind = NIB_ACT_SITU, .beta = 4, .linear_beta = 25},
+};
+
+static void compare_with_reference(const struct moe_shape *shape, uint64_t seed, bool at_start, int threads)
+{
+    struct moe_case c = make_moe_case(shape, seed, at_start);
+    struct moe_result want, got;
+    int64_t n = shape->tokens * shape->hidden;
+    assert_true(run_moe_case(&c, "ref", 2, 0, &want));
+    for (int k = 0; k < n_moe_kernels; k++) {
+        if (!run_moe_case(&c, moe_kernels[k], threads, 0, &got))
+            continue;
+        double error = relative_error(got.y, want.y, n);
+        double route_error = relative_error(got.per_route, want.per_route, n * shape->top_k);
+        if (!(error <= 1.9e-3) || !(route_error <= 1.9e-3))
+            fail_msg("%s, K %lld, I %lld, T %lld, layout %d: rel_l2 %.2e, per route %.2e", moe_kernels[k],
+                     (long long)shape->hidden, (long long)shape->intermediate, (long long)shape->tokens,
+                     (int)shape->layout, error, route_error);
+        free_moe_result(&got);
+    }
+    free_moe_result(&want);
+    free_moe_case(&c);
+}
+
+static void kernels_agree_with_the_reference(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {32, 64, 96, 128, 160, 224, 288, 416, 992, 1056, 2880};
+    static const int64_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33, 70};
+    static const uint8_t around[] = {0x00, 0xfe, 0xff};
+    uint64_t random = 3;
+    for (int i = 0; i < 66; i++) {
+        struct moe_shape shape = {.hidden = sizes[i % 11],
+                                  .intermediate = sizes[next_random(&random) % 10],
+                                  .experts = 1 + next_random(&random) % 5,
+                                  .tokens = tokens[next_random(&random) % 12],
+                                  .top_k = 1 + next_random(&random) % 4,
+                                  .layout = (enum moe_layout)(i % 3),
+                                  .bias = (enum moe_bias)(next_random(&random) % 3),
+                                  .activation = activations[next_random(&random) % 4],
+                                  .around = around[next_random(&random) % 3]};
+        compare_with_reference(&shape, (uint64_t)i, i % 2, 1 + (int)(next_random(&random) % 3));
+    }
+}
+
+static void rows_longer_than_a_panel_agree(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][2] = {{4096, 32}, {4128, 64}, {64, 4160}, {8224, 32}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct moe_shape shape = {.hidden = sizes[i][0],
+                                  .intermediate = sizes[i][1],
+                                  .experts = 2,
+                                  .tokens = 7,
+                                  .top_k = 2,
+                                  .activation = activations[i % 4]};
+        compare_with_reference(&shape, i, false, 2);
+    }
+}
+
+static struct moe_shape odd_shape(void)
+{
+    return (struct moe_shape){.hidden = 352,
+                              .intermediate = 608,
+                              .experts = 4,
+                              .tokens = 37,
+                              .top_k = 3,
+                              .bias = MOE_BIAS_BF16,
+                              .activation = activations[2]};
+}
+
+static void bits_do_not_depend_on_threads(void **state)
+{
+    (void)state;
+    struct moe_shape shape = odd_shape();
+    struct moe_case c = make_moe_case(&shape, 5, false);
+    size_t bytes = (size_t)(shape.tokens * shape.hidden) * sizeof(float);
+    for (int k = 0; k < n_moe_kernels; k++) {
+        struct moe_result one, many;
+        if (!run_moe_case(&c, moe_kernels[k], 1, 0, &one))
+            continue;
+        for (int threads = 2; threads <= 17; threads++) {
+            run_moe_case(&c, moe_kernels[k], threads, 0, &many);
+            assert_memory_equal(one.y, many.y, bytes);
+            assert_memory_equal(one.per_route, many.per_route, bytes * (size_t)shape.top_k);
+            free_moe_result(&many);
+        }
+        free_moe_result(&one);
+    }
+    free_moe_case(&c);
+}
+
+// Each token's result in a batch, in a batch of fewer, and alone, has the same bits.
+static void bits_do_not_depend_on_the_batch(void **state)
+{
+    (void)state;
+    struct moe_shape shape = odd_shape();
+    struct moe_case c = make_moe_case(&shape, 6, false);
+    size_t row = (size_t)shape.hidden;
+    for (int k = 0; k < n_moe_kernels; k++) {
+        struct moe_result all, part;
+        if (!run_moe_case(&c, moe_kernels[k], 2, 0, &all))
+            continue;
+        for (int64_t size = 1; size <= 9; size += size < 3 ? 1 : 3) {
+            for (int64_t t = 0; t + size <= shape.tokens; t += size) {
+                struct moe_case few = c;
+                few.shape.tokens = size;
+                few.x += t * shape.hidden;
+                few.ids += t * shape.top_k;
+                few.routing += t * shape.top_k;
+                run_moe_case(&few, moe_kernels[k], 1, 0, &part);
+                assert_memory_equal(part.y, all.y + (size_t)t * row, (size_t)size * row * sizeof(float));
+                free_moe_result(&part);
+            }
+        }
+        free_moe_result(&all);
+    }
+    free_moe_case(&c);
+}
+
+// The same on one expert with many tokens, where kernels for prefill may come in.
+static void bits_do_not_depend_on_the_batch_in_prefill(void **state)
+{
+    (void)state;
+    struct moe_shape shape = odd_shape();
+    shape.tokens = 300;
+    shape.experts = 2;
+    struct moe_case c = make_moe_case(&shape, 7, false);
+    size_t row = (size_t)shape.hidden;
+    for (int k = 0; k < n_moe_kernels; k++) {
+        struct moe_result all, part;
+        if (!run_moe_case(&c, moe_kernels[k], 2, 0, &all))
+            continue;
+        for (int64_t t = 0; t < shape.tokens; t += 29) {
+            struct moe_case few = c;
+            few.shape.tokens = 1;
+            few.x += t * shape.hidden;
+            few.ids += t * shape.top_k;
+            few.routing += t * shape.top_k;
+            run_moe_case(&few, moe_kernels[k], 1, 0, &part);
+            assert_memory_equal(part.y, all.y + (size_t)t * row, row * sizeof(float));
+            free_moe_result(&part);
+        }
+        free_moe_result(&all);
+    }
+    free_moe_case(&c);
+}
+
+static void routes_of_other_ranks_cost_nothing_and_count_as_zero(void **state)
+{
+    (void)state;
+    struct moe_shape shape = odd_shape();
+    struct moe_case c = make_moe_case(&shape, 8, false);
+    struct moe_result all, low, high;
+    int64_t n = shape.tokens * shape.hidden;
+    for (int64_t r = 0; r < shape.tokens * shape.top_k; r++)
+        if (r % 5 == 0)
+            c.ids[r] = r % 2 ? INT32_MAX : INT32_MIN;
+    for (int k = -1; k < n_moe_kernels; k++) {
+        const char *kernel = k < 0 ? "ref" : moe_kernels[k];
+        struct moe_case first = c, last = c;
+        first.weights.n_experts = 1;
+        last.weights.n_experts = 3;
+        last.weights.experts = c.experts + 1;
+        if (!run_moe_case(&c, kernel, 1, 0, &all))
+            continue;
+        run_moe_case(&first, kernel, 1, 0, &low);
+        run_moe_case(&last, kernel, 1, 1, &high);
+        for (int64_t i = 0; i < n * shape.top_k; i++)
+            assert_true(all.per_route[i] == low.per_route[i] + high.per_route[i]);
+        for (int64_t i = 0; i < n; i++)
+            low.y[i] += high.y[i];
+        assert_true(relative_error(low.y, all.y, n) < 1e-6);
+        free_moe_result(&all);
+        free_moe_result(&low);
+        free_moe_result(&high);
+    }
+    free_moe_case(&c);
+}
+
+static void no_tokens_and_no_local_routes_are_fine(void **state)
+{
+    (void)state;
+    struct moe_shape shape = odd_shape();
+    struct moe_case c = make_moe_case(&shape, 9, false);
+    for (int k = -1; k < n_moe_kernels; k++) {
+        const char *kernel = k < 0 ? "ref" : moe_kernels[k];
+        struct moe_result result;
+        c.shape.tokens = shape.tokens;
+        if (!run_moe_case(&c, kernel, 3, 1000, &result)) // all experts are elsewhere
+            continue;
+        for (int64_t i = 0; i < shape.tokens * shape.hidden; i++)
+            assert_true(result.y[i] == 0 && result.per_route[i] == 0);
+        free_moe_result(&result);
+        c.shape.tokens = 0;
+        assert_true(run_moe_case(&c, kernel, 2, 0, &result));
+        free_moe_result(&result);
+    }
+    free_moe_case(&c);
+}
+
+// A NaN scale in one row of down makes that output NaN for the tokens of that expert, and nothing else.
+static void a_nan_scale_stays_in_its_row(void **state)
+{
+    (void)state;
+    struct moe_shape shape = odd_shape();
+    struct moe_case c = make_moe_case(&shape, 10, false);
+    int64_t row = 77;
+    uint8_t *scale = (uint8_t *)(uintptr_t)c.experts[1].down_scales + row * (shape.intermediate / 32) + 3;
+    *scale = 255;
+    for (int k = -1; k < n_moe_kernels; k++) {
+        struct moe_result result;
+        if (!run_moe_case(&c, k < 0 ? "ref" : moe_kernels[k], 2, 0, &result))
+            continue;
+        for (int64_t r = 0; r < shape.tokens * shape.top_k; r++)
+            for (int64_t i = 0; i < shape.hidden; i++)
+                assert_int_equal(isnan(result.per_route[r * shape.hidden + i]) != 0, c.ids[r] == 1 && i == row);
+        free_moe_result(&result);
+    }
+    free_moe_case(&c);
+}
+
+// And one in a row of gate or up makes every output of the expert's routes NaN, as a NaN in the intermediate must.
+static void a_nan_scale_in_gate_or_up_spoils_the_route(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 2; which++) {
+        struct moe_shape shape = odd_shape();
+        struct moe_case c = make_moe_case(&shape, 11, false);
+        const uint8_t *scales = which ? c.experts[2].up_scales : c.experts[2].gate_scales;
+        *((uint8_t *)(uintptr_t)scales + 2 * (shape.hidden / 32) * 5) = 255;
+        for (int k = -1; k < n_moe_kernels; k++) {
+            struct moe_result result;
+            if (!run_moe_case(&c, k < 0 ? "ref" : moe_kernels[k], 2, 0, &result))
+                continue;
+            for (int64_t r = 0; r < shape.tokens * shape.top_k; r++)
+                for (int64_t i = 0; i < shape.hidden; i++)
+                    assert_int_equal(isnan(result.per_route[r * shape.hidden + i]) != 0, c.ids[r] == 2);
+            free_moe_result(&result);
+        }
+        free_moe_case(&c);
+    }
+}
+
+static const struct nib_moe_kernel *const packed_kernels[] = {&nib_moe_avx2, &nib_moe_avx512, &nib_moe_avx512bf16};
+
+// Every code with every scale, alone in its row at each of a few columns, times an activation of one.
+static void every_code_and_scale_is_exact(void **state)
+{
+    (void)state;
+    enum { COLUMNS = 160 };
+    static const int places[] = {0, 1, 2, 3, 31, 77, 127, 128, 159};
+    for (size_t k = 0; k < sizeof packed_kernels / sizeof *packed_kernels; k++) {
+        const struct nib_moe_kernel *kernel = packed_kernels[k];
+        if (!nib_cpu_has(kernel->tier))
+            continue;
+        _Alignas(64) uint8_t row[256 * sizeof(float)];
+        for (size_t p = 0; p < sizeof places / sizeof *places; p++) {
+            int place = places[p];
+            uint16_t x[COLUMNS] = {0};
+            uint8_t packed[16][COLUMNS / 2] = {{0}}, scales[16][COLUMNS / 32];
+            x[place] = 0x3f80;
+            kernel->arrange(x, COLUMNS, row);
+            for (int code = 0; code < 16; code++)
+                packed[code][place / 2] = (uint8_t)(place % 2 ? code << 4 : code);
+            struct nib_moe_block block = {.packed = {packed[0], packed[8]},
+                                          .scales = {scales[0], scales[8]},
+                                          .packed_stride = COLUMNS / 2,
+                                          .scales_stride = COLUMNS / 32};
+            for (int scale = 0; scale < 256; scale++) {
+                memset(scales, 120, sizeof scales);
+                for (int code = 0; code < 16; code++)
+                    scales[code][place / 32] = (uint8_t)scale;
+                for (int m = 1; m <= NIB_MOE_TOKENS; m += 7) {
+                    const void *rows[NIB_MOE_TOKENS];
+                    float out[NIB_MOE_TOKENS * NIB_MOE_ROWS];
+                    for (int t = 0; t < m; t++)
+                        rows[t] = row;
+                    kernel->multiply(&block, NULL, COLUMNS, rows, m, out);
+                    for (int i = 0; i < m * NIB_MOE_ROWS; i++) {
+                        float want = nib_e2m1_to_f32((uint8_t)(i % 16)) * nib_e8m0_to_f32((uint8_t)scale);
+                        if (!(out[i] == want || (isnan(want) && isnan(out[i]))))
+                            fail_msg("%s: code %d, scale %d, column %d: %g instead of %g", kernel->name, i % 16,
+                                     scale, place, (double)out[i], (double)want);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Rows far apart in a sparse map: offsets pass 2^31 and 2^32.
+static void offsets_beyond_32_bits_work(void **state)
+{
+    (void)state;
+    struct moe_shape shape = {.hidden = 4096, .intermediate = 32, .experts = 1, .tokens = 2, .top_k = 1};
+    struct moe_case c = make_moe_case(&shape, 12, false);
+    struct moe_result want, got;
+    for (int64_t r = 0; r < 2; r++)
+        c.ids[r] = 0;
+    const int64_t stride = 100000, packed = shape.hidden / 2, scales = shape.hidden / 32;
+    size_t bytes = (size_t)(shape.intermediate * stride * packed);
+    uint8_t *map =
+        mmap(NULL, 2 * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        skip();
+    struct nib_expert far = c.experts[0], near = far;
+    far.gate = map;
+    far.up = map + packed;
+    far.gate_scales = map + bytes;
+    far.up_scales = map + bytes + scales;
+    for (int64_t i = 0; i < shape.intermediate; i++) {
+        memcpy(map + i * stride * packed, near.gate + 2 * i * packed, (size_t)(2 * packed));
+        memcpy(map + bytes + i * stride * scales, near.gate_scales + 2 * i * scales, (size_t)(2 * scales));
+    }
+    struct moe_case apart = c;
+    apart.weights.experts = &far;
+    apart.weights.gate_up_row_stride = stride;
+    for (int k = 0; k < n_moe_kernels; k++) {
+        if (!run_moe_case(&c, moe_kernels[k], 1, 0, &want))
+            continue;
+        run_moe_case(&apart, moe_kernels[k], 1, 0, &got);
+        assert_memory_equal(want.y, got.y, (size_t)(shape.tokens * shape.hidden) * sizeof(float));
+        free_moe_result(&want);
+        free_moe_result(&got);
+    }
+    munmap(map, 2 * bytes);
+    free_moe_case(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kernels_agree_with_the_reference),
+        cmocka_unit_test(rows_longer_than_a_panel_agree),
+        cmocka_unit_test(bits_do_not_depend_on_threads),
+        cmocka_unit_test(bits_do_not_depend_on_the_batch),
+        cmocka_unit_test(bits_do_not_depend_on_the_batch_in_prefill),
+        cmocka_unit_test(routes_of_other_ranks_cost_nothing_and_count_as_zero),
+        cmocka_unit_test(no_tokens_and_no_local_routes_are_fine),
+        cmocka_unit_test(a_nan_scale_stays_in_its_row),
+        cmocka_unit_test(a_nan_scale_in_gate_or_up_spoils_the_route),
+        cmocka_unit_test(every_code_and_scale_is_exact),
+        cmocka_unit_test(offsets_beyond_32_bits_work),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
