@@ -39,6 +39,7 @@ int main(int argc, char **argv)
         {"bench", "measure this machine and the kernels on it", cmd_bench},
         {"run", "chat with a model, or answer one prompt", cmd_run},
         {"inspect", "what a checkpoint holds and how it would run", cmd_inspect},
+        {"parity", "hold the kernels against exact results", cmd_parity},
         {"check", "compare a model's logits and greedy tokens with stored ones", cmd_check},
         {"eval", "negative log-likelihood of a text, accuracy on tasks", cmd_eval},
     };
