@@ -1,6 +1,6 @@
 #include "cpu/vec_avx2.h"
 
-enum { WIDE_TOKENS = 2 }; // with four rows: eight accumulators of the sixteen registers
+enum { WIDE_TALL_TOKENS = 2 }; // twelve accumulators of the sixteen registers at most
 
 #include "cpu/linear_wide_kernel.h"
 

@@ -1,6 +1,6 @@
 #include "cpu/vec_avx512.h"
 
-enum { WIDE_TOKENS = 4 };
+enum { WIDE_TALL_TOKENS = 6 };
 
 #include "cpu/linear_wide_kernel.h"
 

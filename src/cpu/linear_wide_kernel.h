@@ -1,49 +1,59 @@
-// fp32 inputs times weights in bf16, f16 or f32, widened in registers; written once for every width (vec_*.h, included
-// before, with WIDE_TOKENS defined). Each (token, row) has one accumulator of VEC_LANES lanes that runs through the
-// columns in order, so its bits do not depend on the tile it is computed in.
+// fp32 inputs times weights in bf16, f16 or f32, widened in registers; written once for every width. The including file
+// has chosen a width (vec_*.h) and defines WIDE_TALL_TOKENS, the tokens up to which a tile has four rows and not two.
+// Each (token, row) has one accumulator of VEC_LANES lanes that runs through the columns in order, so its bits do not
+// depend on the tile it is computed in.
 #ifndef NIB_CPU_LINEAR_WIDE_KERNEL_H
 #define NIB_CPU_LINEAR_WIDE_KERNEL_H
 
 #include "cpu/cpu_kernels.h"
 
-enum { WIDE_ROWS = 4 };
+enum {
+    WIDE_ROWS = 4,
+    WIDE_TOKENS = 6,
+    WIDE_CACHED_BYTES = 1 << 19, // inputs that stay in the second-level cache while the weights pass
+};
 
 #define WIDE_INLINE static inline __attribute__((always_inline))
 
-WIDE_INLINE vec wide_weights(enum nib_dtype dtype, const char *row, int64_t k)
+static inline int64_t wide_element_bytes(enum nib_dtype dtype)
 {
-    if (dtype == NIB_F32)
-        return vec_load((const float *)row + k);
-    return dtype == NIB_F16 ? vec_from_f16((const uint16_t *)row + k) : vec_from_bf16((const uint16_t *)row + k);
+    return dtype == NIB_F32 ? 4 : 2;
 }
 
-WIDE_INLINE vec wide_weights_some(enum nib_dtype dtype, const char *row, int64_t k, int64_t n)
+WIDE_INLINE vec wide_weights(enum nib_dtype dtype, const char *at)
 {
     if (dtype == NIB_F32)
-        return vec_load_some((const float *)row + k, n);
-    return dtype == NIB_F16 ? vec_from_f16_some((const uint16_t *)row + k, n)
-                            : vec_from_bf16_some((const uint16_t *)row + k, n);
+        return vec_load((const float *)(const void *)at);
+    const uint16_t *halves = (const uint16_t *)(const void *)at;
+    return dtype == NIB_F16 ? vec_from_f16(halves) : vec_from_bf16(halves);
+}
+
+WIDE_INLINE vec wide_weights_some(enum nib_dtype dtype, const char *at, int64_t n)
+{
+    if (dtype == NIB_F32)
+        return vec_load_some((const float *)(const void *)at, n);
+    const uint16_t *halves = (const uint16_t *)(const void *)at;
+    return dtype == NIB_F16 ? vec_from_f16_some(halves, n) : vec_from_bf16_some(halves, n);
 }
 
 WIDE_INLINE void wide_tile(enum nib_dtype dtype, int rows, int tokens, const struct nib_linear_part *part,
                            int64_t row, int64_t token)
 {
-    int64_t row_bytes = part->cols * (dtype == NIB_F32 ? 4 : 2);
-    const char *weight = (const char *)part->weight + row * row_bytes;
+    int64_t element = wide_element_bytes(dtype), pitch = part->cols * element, k = 0;
+    const char *weight = (const char *)part->weight + row * pitch;
     const float *x = (const float *)part->x + token * part->x_pitch;
     vec sum[WIDE_ROWS][WIDE_TOKENS];
     for (int r = 0; r < WIDE_ROWS; r++)
         for (int t = 0; t < tokens; t++)
             sum[r][t] = vec_zero();
-    int64_t k = 0;
     for (; k + VEC_LANES <= part->cols; k += VEC_LANES) {
         vec w[WIDE_ROWS];
         for (int r = 0; r < rows; r++) {
-            // The tiles 1 and 3 further on; several hints a line, because processors drop some.
-            const char *line = weight + r * row_bytes + k * (dtype == NIB_F32 ? 4 : 2);
-            _mm_prefetch(line + WIDE_ROWS * row_bytes, _MM_HINT_T1);
-            _mm_prefetch(line + 3 * WIDE_ROWS * row_bytes, _MM_HINT_T1);
-            w[r] = wide_weights(dtype, weight + r * row_bytes, k);
+            // A line of the rows 4 and 12 further on; several hints a line, because processors drop some.
+            const char *at = weight + r * pitch + k * element;
+            _mm_prefetch(at + 4 * pitch, _MM_HINT_T1);
+            _mm_prefetch(at + 12 * pitch, _MM_HINT_T1);
+            w[r] = wide_weights(dtype, at);
         }
         for (int t = 0; t < tokens; t++) {
             vec in = vec_load(x + t * part->x_pitch + k);
@@ -54,9 +64,10 @@ WIDE_INLINE void wide_tile(enum nib_dtype dtype, int rows, int tokens, const str
     if (k < part->cols)
         for (int t = 0; t < tokens; t++) {
             vec in = vec_load_some(x + t * part->x_pitch + k, part->cols - k);
-            for (int r = 0; r < rows; r++)
-                sum[r][t] =
-                    vec_fma(wide_weights_some(dtype, weight + r * row_bytes, k, part->cols - k), in, sum[r][t]);
+            for (int r = 0; r < rows; r++) {
+                vec w = wide_weights_some(dtype, weight + r * pitch + k * element, part->cols - k);
+                sum[r][t] = vec_fma(w, in, sum[r][t]);
+            }
         }
     for (int t = 0; t < tokens; t++) {
         float y[4];
@@ -66,32 +77,72 @@ WIDE_INLINE void wide_tile(enum nib_dtype dtype, int rows, int tokens, const str
     }
 }
 
-WIDE_INLINE void wide_rows(enum nib_dtype dtype, int rows, const struct nib_linear_part *part, int64_t row)
+// Four rows of up to WIDE_TOKENS tokens, in one tile or in two of half the height, as the registers allow.
+WIDE_INLINE void wide_four_rows(enum nib_dtype dtype, int tokens, const struct nib_linear_part *part, int64_t row,
+                                int64_t token)
 {
-    int64_t token = 0;
-    for (; token + WIDE_TOKENS <= part->tokens; token += WIDE_TOKENS)
-        wide_tile(dtype, rows, WIDE_TOKENS, part, row, token);
-    for (; token < part->tokens; token++)
-        wide_tile(dtype, rows, 1, part, row, token);
+    if (tokens <= WIDE_TALL_TOKENS) {
+        wide_tile(dtype, 4, tokens, part, row, token);
+    } else {
+        wide_tile(dtype, 2, tokens, part, row, token);
+        wide_tile(dtype, 2, tokens, part, row + 2, token);
+    }
 }
 
-WIDE_INLINE void wide_part(enum nib_dtype dtype, const struct nib_linear_part *part)
+WIDE_INLINE void wide_pass(enum nib_dtype dtype, int64_t tokens, const struct nib_linear_part *part, int64_t row,
+                           int64_t token)
+{
+    switch (tokens) {
+    case 1:
+        wide_four_rows(dtype, 1, part, row, token);
+        break;
+    case 2:
+        wide_four_rows(dtype, 2, part, row, token);
+        break;
+    case 3:
+        wide_four_rows(dtype, 3, part, row, token);
+        break;
+    case 4:
+        wide_four_rows(dtype, 4, part, row, token);
+        break;
+    case 5:
+        wide_four_rows(dtype, 5, part, row, token);
+        break;
+    default:
+        wide_four_rows(dtype, 6, part, row, token);
+        break;
+    }
+}
+
+// All rows of tokens [token, end).
+WIDE_INLINE void wide_block(enum nib_dtype dtype, const struct nib_linear_part *part, int64_t token, int64_t end)
 {
     int64_t row = 0;
-    for (; row + WIDE_ROWS <= part->n_rows; row += WIDE_ROWS)
-        wide_rows(dtype, WIDE_ROWS, part, row);
+    for (; row + WIDE_ROWS <= part->n_rows; row += WIDE_ROWS) {
+        // Passes of nearly equal width.
+        int64_t left = (end - token + WIDE_TOKENS - 1) / WIDE_TOKENS;
+        for (int64_t t = token, width; left > 0; t += width, left--) {
+            width = (end - t + left - 1) / left;
+            wide_pass(dtype, width, part, row, t);
+        }
+    }
     for (; row < part->n_rows; row++)
-        wide_rows(dtype, 1, part, row);
+        for (int64_t t = token; t < end; t++)
+            wide_tile(dtype, 1, 1, part, row, t);
 }
 
 static inline void linear_wide(const struct nib_linear_part *part)
 {
-    if (part->dtype == NIB_F32)
-        wide_part(NIB_F32, part);
-    else if (part->dtype == NIB_F16)
-        wide_part(NIB_F16, part);
-    else
-        wide_part(NIB_BF16, part);
+    int64_t block = WIDE_CACHED_BYTES / (part->x_pitch * 4) / WIDE_TOKENS * WIDE_TOKENS;
+    if (block < WIDE_TOKENS)
+        block = WIDE_TOKENS;
+    for (int64_t token = 0; token < part->tokens; token += block) {
+        int64_t end = token + block < part->tokens ? token + block : part->tokens;
+        if (part->dtype == NIB_BF16)
+            wide_block(NIB_BF16, part, token, end);
+        else
+            wide_block(part->dtype, part, token, end);
+    }
 }
 
 #endif
