@@ -23,6 +23,7 @@ extern "C" {
 
 // What an engine will occupy, known before anything is allocated.
 struct nib_memory_plan {
+    uint64_t narrowed_bytes;  // 8-bit copies of dense matrices, with dense_int8
     uint64_t weights_bytes;   // mapped from the checkpoint; the system may drop and re-read them
     uint64_t cache_bytes;     // the KV pool
     uint64_t cache_row_bytes; // of a token that every full-attention layer keeps
@@ -43,6 +44,7 @@ struct nib_engine_options {
     int32_t max_step_tokens; // of one step; 0: 512
     int32_t max_outputs;     // rows of logits of one step; 0: max_sequences
     int64_t cache_tokens;    // what all sequences share; 0: `context`
+    bool dense_int8;         // dense matrices in 8 bits with a scale a row: faster, and lossy
     bool force;              // open even if the plan does not fit the memory
     // Called once before anything is allocated; may be NULL.
     void (*on_plan)(void *user, const struct nib_memory_plan *plan);

@@ -221,7 +221,7 @@ static void print_json(const struct decode *d, const char *name)
 
 int cmd_bench_decode(int argc, char **argv)
 {
-    const char *model = NULL, *shape = NULL, *device = "cpu", *list = "1,2,4,8,16";
+    const char *model = NULL, *shape = NULL, *device = "cpu", *list = "1,2,4,8,16", *dense_dtype = "stored";
     bool random = false, json = false;
     int64_t threads = 0, numbers[MAX_ROWS];
     struct decode d = {.context = 32, .steps = 15, .prefill = 512, .random = 1};
@@ -235,6 +235,8 @@ int cmd_bench_decode(int argc, char **argv)
         {"--prefill", NIB_OPTION_INT, &d.prefill, "N", "tokens of the measured prefill, 0: none", 0, 1 << 24},
         {"--backend", NIB_OPTION_CHOICE, &device, "ref|cpu", "the device that computes", 0, 0},
         {"--threads", NIB_OPTION_INT, &threads, "N", "CPU threads, 0: as many as the process may use", 0, 1024},
+        {"--dense-dtype", NIB_OPTION_CHOICE, &dense_dtype, "stored|int8",
+         "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
         {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},
     };
     const struct nib_usage usage = {
@@ -273,6 +275,7 @@ int cmd_bench_decode(int argc, char **argv)
         .context = (int32_t)longest,
         .max_sequences = (int32_t)most,
         .cache_tokens = longest * most,
+        .dense_int8 = strcmp(dense_dtype, "int8") == 0,
         .force = shape != NULL, // its weights are in memory already
     };
     if (!status)

@@ -332,7 +332,7 @@ static bool within(const struct tally *t, const struct limits *limits)
 
 int cmd_check(int argc, char **argv)
 {
-    const char *paths[2] = {0}, *device = "cpu";
+    const char *paths[2] = {0}, *device = "cpu", *dense_dtype = "stored";
     int64_t threads = 0, chunk = MAX_ROWS;
     bool json = false;
     struct limits limits = {INFINITY, INFINITY, 0, INFINITY};
@@ -340,6 +340,8 @@ int cmd_check(int argc, char **argv)
         {"--backend", NIB_OPTION_CHOICE, &device, "ref|cpu", "the device that computes", 0, 0},
         {"--threads", NIB_OPTION_INT, &threads, "N", "CPU threads, 0: as many as the process may use", 0, 1024},
         {"--chunk", NIB_OPTION_INT, &chunk, "N", "prompt tokens fed in one step", 1, MAX_ROWS},
+        {"--dense-dtype", NIB_OPTION_CHOICE, &dense_dtype, "stored|int8",
+         "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
         {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},
         {"--max-abs", NIB_OPTION_REAL, &limits.max_abs, "X", "fail if a logit is off by more", 0, INFINITY},
         {"--max-kl", NIB_OPTION_REAL, &limits.max_kl, "X", "fail if the mean KL divergence is larger", 0,
@@ -369,6 +371,7 @@ int cmd_check(int argc, char **argv)
         .max_sequences = 1,
         .max_step_tokens = MAX_ROWS,
         .max_outputs = MAX_ROWS,
+        .dense_int8 = strcmp(dense_dtype, "int8") == 0,
     };
     struct check check = {.chunk = chunk, .total.first_difference_margin = NAN};
     struct nib_checkpoint *file = NULL;

@@ -19,7 +19,7 @@
 struct nll {
     struct session session;
     int64_t window;
-    double nats; // summed over `scored` tokens
+    double nats, seconds; // summed over `scored` tokens
     int64_t scored;
 };
 
@@ -70,6 +70,39 @@ static nib_status score_text(struct nll *nll, const char *path, struct nib_error
     return status;
 }
 
+// The mean over the file, with the model opened as `options` say.
+static nib_status measure_nll(const char *model, const char *text, const struct session_options *options,
+                              struct nll *nll, struct nib_error *err)
+{
+    nll->nats = 0;
+    nll->scored = 0;
+    nib_status status = session_open(&nll->session, model, options, err);
+    double started = nib_seconds();
+    if (!status)
+        status = score_text(nll, text, err);
+    nll->seconds = nib_seconds() - started;
+    session_close(&nll->session);
+    return status;
+}
+
+static void print_nll(const struct nll *nll, double stored_mean, bool json)
+{
+    double mean = nll->nats / (double)nll->scored, rate = (double)nll->scored / nll->seconds;
+    if (json) {
+        printf("{\"mean_nats\": %.6f, \"tokens\": %lld, \"window\": %lld, \"tokens_per_second\": %.1f", mean,
+               (long long)nll->scored, (long long)nll->window, rate);
+        if (!isnan(stored_mean))
+            printf(", \"mean_nats_stored\": %.6f, \"change\": %.6f", stored_mean, mean - stored_mean);
+        printf("}\n");
+        return;
+    }
+    printf("%.5f nats per token over %lld tokens in windows of %lld (perplexity %.3f), %.1f tok/s\n", mean,
+           (long long)nll->scored, (long long)nll->window, exp(mean), rate);
+    if (!isnan(stored_mean))
+        printf("%.5f with dense matrices as stored: 8 bits change it by %+.5f nats (%+.3f %%)\n", stored_mean,
+               mean - stored_mean, 100 * (mean / stored_mean - 1));
+}
+
 static int eval_nll(int argc, char **argv)
 {
     const char *paths[2] = {0};
@@ -81,6 +114,8 @@ static int eval_nll(int argc, char **argv)
         {"--backend", NIB_OPTION_CHOICE, &session.device, "ref|cpu", "the device that computes", 0, 0},
         {"--threads", NIB_OPTION_INT, &session.threads, "N", "CPU threads, 0: as many as the process may use", 0,
          1024},
+        {"--dense-dtype", NIB_OPTION_CHOICE, &session.dense_dtype, "stored|int8",
+         "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
         {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},
     };
     const struct nib_usage usage = {
@@ -101,22 +136,21 @@ static int eval_nll(int argc, char **argv)
     session.max_sequences = 1;
     session.max_step_tokens = session.max_outputs = NLL_ROWS;
     session.context = nll.window;
+    double stored_mean = NAN;
     struct nib_error err;
-    nib_status status = session_open(&nll.session, paths[0], &session, &err);
-    double started = nib_seconds();
+    nib_status status = NIB_OK;
+    if (strcmp(session.dense_dtype, "int8") == 0) {
+        struct session_options stored = session;
+        stored.dense_dtype = "stored";
+        status = measure_nll(paths[0], paths[1], &stored, &nll, &err);
+        stored_mean = nll.nats / (double)nll.scored;
+    }
     if (!status)
-        status = score_text(&nll, paths[1], &err);
-    double seconds = nib_seconds() - started, mean = nll.nats / (double)nll.scored;
+        status = measure_nll(paths[0], paths[1], &session, &nll, &err);
     if (status)
-        code = report_error(&err);
-    else if (json)
-        printf("{\"mean_nats\": %.6f, \"tokens\": %lld, \"window\": %lld, \"tokens_per_second\": %.1f}\n", mean,
-               (long long)nll.scored, (long long)nll.window, (double)nll.scored / seconds);
-    else
-        printf("%.5f nats per token over %lld tokens in windows of %lld (perplexity %.3f), %.1f tok/s\n", mean,
-               (long long)nll.scored, (long long)nll.window, exp(mean), (double)nll.scored / seconds);
-    session_close(&nll.session);
-    return code;
+        return report_error(&err);
+    print_nll(&nll, stored_mean, json);
+    return 0;
 }
 
 // ---- tasks ----
@@ -291,6 +325,8 @@ static int eval_tasks(int argc, char **argv)
         {"--backend", NIB_OPTION_CHOICE, &session.device, "ref|cpu", "the device that computes", 0, 0},
         {"--threads", NIB_OPTION_INT, &session.threads, "N", "CPU threads, 0: as many as the process may use", 0,
          1024},
+        {"--dense-dtype", NIB_OPTION_CHOICE, &session.dense_dtype, "stored|int8",
+         "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
         {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},
     };
     const struct nib_usage usage = {

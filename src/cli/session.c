@@ -8,7 +8,7 @@
 
 struct session_options session_defaults(void)
 {
-    return (struct session_options){.device = "cpu"};
+    return (struct session_options){.device = "cpu", .dense_dtype = "stored"};
 }
 
 void print_memory_plan(const struct nib_memory_plan *plan)
@@ -78,6 +78,7 @@ nib_status session_open(struct session *session, const char *path, const struct 
         .max_outputs = (int32_t)options->max_outputs,
         .cache_tokens = options->cache_tokens,
         .force = options->force,
+        .dense_int8 = strcmp(options->dense_dtype, "int8") == 0,
         .on_plan = on_plan,
         .user = &mutable_options,
     };

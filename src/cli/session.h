@@ -10,7 +10,8 @@ struct session_options {
     const char *device;
     int64_t threads, context, max_sequences, max_step_tokens, max_outputs, cache_tokens;
     bool force;
-    bool print_plan; // on stderr, before anything is allocated
+    const char *dense_dtype; // "stored" or "int8"
+    bool print_plan;         // on stderr, before anything is allocated
 };
 
 struct session_options session_defaults(void);

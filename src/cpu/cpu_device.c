@@ -43,6 +43,7 @@ static void cpu_close(struct nib_device *device)
     free(device->attend_scratch);
     free(device->partials);
     free(device->moe_scratch);
+    nib_free_narrowed(device->narrowed);
     free(device);
 }
 
@@ -98,11 +99,12 @@ static size_t cpu_scratch_bytes(const struct nib_device_options *options, const 
 static nib_status cpu_bind(struct nib_device *device, const struct nib_weight_view *view,
                            struct nib_weight *weight, struct nib_error *err)
 {
-    (void)device;
     if (view->dtype != NIB_BF16 && view->dtype != NIB_F32 && view->dtype != NIB_F16)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "tensor %s: the cpu device has no linear for dtype %s",
                         view->name, nib_dtype_name(view->dtype));
-    *weight = (struct nib_weight){view->data, view->dtype, view->rows, view->cols};
+    if (device->options.dense_int8 && view->may_narrow)
+        return nib_narrow_matrix(view, device->options.threads, &device->narrowed, weight, err);
+    *weight = (struct nib_weight){view->data, view->dtype, view->rows, view->cols, NULL};
     return NIB_OK;
 }
 
@@ -157,6 +159,10 @@ static const char *cpu_moe_kernel(const struct nib_moe *moe, const char **reason
 static const char *cpu_linear_kernel(const struct nib_device *device, const struct nib_weight *weight,
                                      const char **reason)
 {
+    if (weight->dtype == NIB_I8 && device->kernels->linear_bf16) {
+        *reason = "8-bit rows with a scale each, as asked for; widened to bf16 in registers";
+        return device->kernels->linear_name;
+    }
     if (weight->dtype == NIB_BF16) {
         *reason = device->kernels->linear_reason;
         return device->kernels->linear_name;

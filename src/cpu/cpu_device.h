@@ -3,6 +3,7 @@
 #define NIB_CPU_CPU_DEVICE_H
 
 #include "cpu/cpu_kernels.h"
+#include "ops/dense_int8.h"
 #include "ops/ops.h"
 
 enum {
@@ -23,7 +24,8 @@ struct nib_device {
     int64_t partial_rows, partial_pitch;
     void *moe_scratch; // grown when a layer is bound
     size_t moe_scratch_bytes;
-    uint64_t expert_bytes_read; // since begin
+    uint64_t expert_bytes_read;    // since begin
+    struct nib_narrowed *narrowed; // 8-bit copies of dense matrices, with dense_int8
 };
 
 struct nib_moe {

@@ -13,6 +13,7 @@ struct nib_linear_part {
     const void *x;        /* [tokens, x_pitch] bf16, zero from cols up to a multiple of 32; or fp32 */
     int64_t x_pitch;      // elements from one token to the next
     const void *weight;   /* [n_rows, cols] dtype, any alignment */
+    const float *scales;  /* [n_rows] of weights in NIB_I8, whose sums they multiply; else NULL */
     const float *bias;    /* [n_rows] */
     float *y;             /* [tokens, y_pitch], of which this part writes n_rows columns */
     int64_t y_pitch;      // elements
@@ -64,9 +65,9 @@ struct nib_cpu_kernels {
     const char *wide_name;
     // x to bf16, to nearest even.
     void (*round_bf16)(const float *x /* [n] */, int64_t n, uint16_t *rounded /* [n] */);
-    // bf16 x and weights; NULL where the tier has no such product, and linear_wide does that work.
+    // bf16 x, weights in bf16 or int8; NULL where the tier has no such product, and linear_wide does that work.
     void (*linear_bf16)(const struct nib_linear_part *part);
-    // fp32 x; weights in bf16, f16 or f32.
+    // fp32 x; weights in bf16, f16, f32 or int8.
     void (*linear_wide)(const struct nib_linear_part *part);
     void (*pack_query)(const float *query /* [n] */, int64_t n, float *packed /* [n + 1] */);
     void (*attend_block)(const struct nib_attend_block *block);

@@ -14,7 +14,8 @@ struct chunk {
 
 static bool rounds_inputs(const struct nib_device *device, const struct nib_projection *p)
 {
-    return device->kernels->linear_bf16 && p->weight->dtype == NIB_BF16 && !p->exact;
+    enum nib_dtype dtype = p->weight->dtype;
+    return device->kernels->linear_bf16 && (dtype == NIB_BF16 || dtype == NIB_I8) && !p->exact;
 }
 
 static int64_t chunks_of(const struct nib_projection *p, int64_t chunk_rows)
@@ -44,6 +45,7 @@ static void run_chunk(const struct nib_device *device, int64_t tokens, struct ni
         .x = rounded ? (const void *)device->rounded : x.data,
         .x_pitch = rounded ? nib_rounded_pitch(x.width) : x.width,
         .weight = (const char *)weight->data + offset,
+        .scales = weight->scales ? weight->scales + chunk.first : NULL,
         .bias = biases,
         .y = (float *)chunk.projection->y.data + chunk.first,
         .y_pitch = chunk.projection->y.width,

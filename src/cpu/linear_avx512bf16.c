@@ -1,4 +1,4 @@
-// bf16 inputs times bf16 weights with vdpbf16ps, the weights read once where they lie. Each (token, row) has one
+// bf16 inputs times bf16 (or narrowed, int8) weights with vdpbf16ps, the weights read once where they lie. Each (token, row) has one
 // accumulator of 16 lanes of pairs that runs through the columns in order, so its bits do not depend on the tile.
 #include "cpu/cpu_kernels.h"
 #include "cpu/vec_avx512.h"
@@ -16,20 +16,39 @@ static inline __mmask32 first_of_32(int64_t n)
 
 #define INLINE static inline __attribute__((always_inline))
 
+// 32 int8 weights as bf16, which holds integers up to 256 exactly.
+INLINE __m512bh widen_i8(__m256i weights)
+{
+    __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(weights)));
+    __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(weights, 1)));
+    return _mm512_cvtne2ps_pbh(high, low);
+}
+
+INLINE __m512bh load_weights(enum nib_dtype dtype, const char *p)
+{
+    return dtype == NIB_I8 ? widen_i8(_mm256_loadu_si256((const __m256i *)p)) : (__m512bh)_mm512_loadu_si512(p);
+}
+
+INLINE __m512bh load_last_weights(enum nib_dtype dtype, const char *p, __mmask32 live)
+{
+    return dtype == NIB_I8 ? widen_i8(_mm256_maskz_loadu_epi8(live, p))
+                           : (__m512bh)_mm512_maskz_loadu_epi16(live, p);
+}
+
 // The first columns of a tile, as 16-lane sums. Weights come from memory at full speed only when the lines of the tiles
 // 1, 3 and 5 further on are asked for: processors drop a part of such hints, so each line is asked for about three times,
 // by `tries` hints when the tile's tokens take one pass over its weights and by fewer when they take more.
-INLINE int64_t whole_vectors(int rows, int tokens, int tries, const uint16_t *weight, const uint16_t *x,
-                             const struct nib_linear_part *part, __m512 sum[ROWS][TOKENS])
+INLINE int64_t whole_vectors(enum nib_dtype dtype, int rows, int tokens, int tries, const char *weight,
+                             const uint16_t *x, const struct nib_linear_part *part, __m512 sum[ROWS][TOKENS])
 {
-    int64_t k = 0;
+    int64_t k = 0, size = dtype == NIB_I8 ? 1 : 2, row_bytes = part->cols * size;
     for (; k + 32 <= part->cols; k += 32) {
         __m512bh w[ROWS];
         for (int ahead = 1; ahead < 2 * tries; ahead += 2)
             for (int r = 0; r < rows; r++)
-                _mm_prefetch((const char *)(weight + (ahead * ROWS + r) * part->cols + k), _MM_HINT_T1);
+                _mm_prefetch(weight + (ahead * ROWS + r) * row_bytes + k * size, _MM_HINT_T1);
         for (int r = 0; r < rows; r++)
-            w[r] = (__m512bh)_mm512_loadu_si512(weight + r * part->cols + k);
+            w[r] = load_weights(dtype, weight + r * row_bytes + k * size);
         for (int t = 0; t < tokens; t++) {
             __m512bh in = (__m512bh)_mm512_loadu_si512(x + t * part->x_pitch + k);
             for (int r = 0; r < rows; r++)
@@ -39,72 +58,78 @@ INLINE int64_t whole_vectors(int rows, int tokens, int tries, const uint16_t *we
     return k;
 }
 
-INLINE void tile(int rows, int tokens, int tries, const struct nib_linear_part *part, int64_t row, int64_t token)
+INLINE void tile(enum nib_dtype dtype, int rows, int tokens, int tries, const struct nib_linear_part *part,
+                 int64_t row, int64_t token)
 {
-    const uint16_t *weight = (const uint16_t *)part->weight + row * part->cols;
+    int64_t size = dtype == NIB_I8 ? 1 : 2, row_bytes = part->cols * size;
+    const char *weight = (const char *)part->weight + row * row_bytes;
     const uint16_t *x = (const uint16_t *)part->x + token * part->x_pitch;
     __m512 sum[ROWS][TOKENS];
     for (int r = 0; r < ROWS; r++)
         for (int t = 0; t < tokens; t++)
             sum[r][t] = _mm512_setzero_ps();
-    int64_t k = whole_vectors(rows, tokens, tries, weight, x, part, sum);
+    int64_t k = whole_vectors(dtype, rows, tokens, tries, weight, x, part, sum);
     if (k < part->cols)
         for (int t = 0; t < tokens; t++) {
             __m512bh in = (__m512bh)_mm512_loadu_si512(x + t * part->x_pitch + k);
             for (int r = 0; r < rows; r++) {
-                __m512i w = _mm512_maskz_loadu_epi16(first_of_32(part->cols - k), weight + r * part->cols + k);
-                sum[r][t] = _mm512_dpbf16_ps(sum[r][t], (__m512bh)w, in);
+                __m512bh w =
+                    load_last_weights(dtype, weight + r * row_bytes + k * size, first_of_32(part->cols - k));
+                sum[r][t] = _mm512_dpbf16_ps(sum[r][t], w, in);
             }
         }
     for (int t = 0; t < tokens; t++) {
         float y[4];
         _mm_storeu_ps(y, vec_sum4(sum[0][t], sum[1][t], sum[2][t], sum[3][t]));
-        for (int r = 0; r < rows; r++)
-            part->y[(token + t) * part->y_pitch + row + r] = y[r] + part->bias[row + r];
+        for (int r = 0; r < rows; r++) {
+            float scale = dtype == NIB_I8 ? part->scales[row + r] : 1.0f;
+            part->y[(token + t) * part->y_pitch + row + r] = y[r] * scale + part->bias[row + r];
+        }
     }
 }
 
-INLINE void tile_of(int rows, int64_t tokens, int tries, const struct nib_linear_part *part, int64_t row,
-                    int64_t token)
+INLINE void tile_of(enum nib_dtype dtype, int rows, int64_t tokens, int tries, const struct nib_linear_part *part,
+                    int64_t row, int64_t token)
 {
     switch (tokens) {
     case 1:
-        tile(rows, 1, tries, part, row, token);
+        tile(dtype, rows, 1, tries, part, row, token);
         break;
     case 2:
-        tile(rows, 2, tries, part, row, token);
+        tile(dtype, rows, 2, tries, part, row, token);
         break;
     case 3:
-        tile(rows, 3, tries, part, row, token);
+        tile(dtype, rows, 3, tries, part, row, token);
         break;
     case 4:
-        tile(rows, 4, tries, part, row, token);
+        tile(dtype, rows, 4, tries, part, row, token);
         break;
     case 5:
-        tile(rows, 5, tries, part, row, token);
+        tile(dtype, rows, 5, tries, part, row, token);
         break;
     default:
-        tile(rows, 6, tries, part, row, token);
+        tile(dtype, rows, 6, tries, part, row, token);
         break;
     }
 }
 
 // One group of rows with tokens [token, end), in passes of nearly equal width.
-INLINE void row_group(int rows, const struct nib_linear_part *part, int64_t row, int64_t token, int64_t end)
+INLINE void row_group(enum nib_dtype dtype, int rows, const struct nib_linear_part *part, int64_t row,
+                      int64_t token, int64_t end)
 {
     int64_t passes = (end - token + TOKENS - 1) / TOKENS, left = passes;
     for (int64_t width; left > 0; token += width, left--) {
         width = (end - token + left - 1) / left;
         if (passes == 1)
-            tile_of(rows, width, 3, part, row, token);
+            tile_of(dtype, rows, width, 3, part, row, token);
         else if (passes == 2)
-            tile_of(rows, width, 2, part, row, token);
+            tile_of(dtype, rows, width, 2, part, row, token);
         else
-            tile_of(rows, width, 1, part, row, token);
+            tile_of(dtype, rows, width, 1, part, row, token);
     }
 }
 
-void nib_linear_avx512bf16(const struct nib_linear_part *part)
+INLINE void all_rows(enum nib_dtype dtype, const struct nib_linear_part *part)
 {
     int64_t block = CACHED_BYTES / (part->x_pitch * 2) / TOKENS * TOKENS;
     if (block < TOKENS)
@@ -112,10 +137,18 @@ void nib_linear_avx512bf16(const struct nib_linear_part *part)
     for (int64_t token = 0; token < part->tokens; token += block) {
         int64_t end = token + block < part->tokens ? token + block : part->tokens, row = 0;
         for (; row + ROWS <= part->n_rows; row += ROWS)
-            row_group(ROWS, part, row, token, end);
+            row_group(dtype, ROWS, part, row, token, end);
         for (; row < part->n_rows; row++)
-            row_group(1, part, row, token, end);
+            row_group(dtype, 1, part, row, token, end);
     }
+}
+
+void nib_linear_avx512bf16(const struct nib_linear_part *part)
+{
+    if (part->dtype == NIB_I8)
+        all_rows(NIB_I8, part);
+    else
+        all_rows(NIB_BF16, part);
 }
 
 void nib_round_bf16_avx512bf16(const float *x, int64_t n, uint16_t *rounded)

@@ -1,4 +1,4 @@
-// fp32 inputs times weights in bf16, f16 or f32, widened in registers; written once for every width. The including file
+// fp32 inputs times weights in bf16, f16, f32 or int8, widened in registers; written once for every width. The including file
 // has chosen a width (vec_*.h) and defines WIDE_TALL_TOKENS, the tokens up to which a tile has four rows and not two.
 // Each (token, row) has one accumulator of VEC_LANES lanes that runs through the columns in order, so its bits do not
 // depend on the tile it is computed in.
@@ -17,13 +17,15 @@ enum {
 
 static inline int64_t wide_element_bytes(enum nib_dtype dtype)
 {
-    return dtype == NIB_F32 ? 4 : 2;
+    return dtype == NIB_F32 ? 4 : dtype == NIB_I8 ? 1 : 2;
 }
 
 WIDE_INLINE vec wide_weights(enum nib_dtype dtype, const char *at)
 {
     if (dtype == NIB_F32)
         return vec_load((const float *)(const void *)at);
+    if (dtype == NIB_I8)
+        return vec_from_i8((const int8_t *)at);
     const uint16_t *halves = (const uint16_t *)(const void *)at;
     return dtype == NIB_F16 ? vec_from_f16(halves) : vec_from_bf16(halves);
 }
@@ -32,6 +34,8 @@ WIDE_INLINE vec wide_weights_some(enum nib_dtype dtype, const char *at, int64_t 
 {
     if (dtype == NIB_F32)
         return vec_load_some((const float *)(const void *)at, n);
+    if (dtype == NIB_I8)
+        return vec_from_i8_some((const int8_t *)at, n);
     const uint16_t *halves = (const uint16_t *)(const void *)at;
     return dtype == NIB_F16 ? vec_from_f16_some(halves, n) : vec_from_bf16_some(halves, n);
 }
@@ -73,7 +77,8 @@ WIDE_INLINE void wide_tile(enum nib_dtype dtype, int rows, int tokens, const str
         float y[4];
         _mm_storeu_ps(y, vec_sum4(sum[0][t], sum[1][t], sum[2][t], sum[3][t]));
         for (int r = 0; r < rows; r++)
-            part->y[(token + t) * part->y_pitch + row + r] = y[r] + part->bias[row + r];
+            part->y[(token + t) * part->y_pitch + row + r] =
+                y[r] * (dtype == NIB_I8 ? part->scales[row + r] : 1.0f) + part->bias[row + r];
     }
 }
 
@@ -140,6 +145,8 @@ static inline void linear_wide(const struct nib_linear_part *part)
         int64_t end = token + block < part->tokens ? token + block : part->tokens;
         if (part->dtype == NIB_BF16)
             wide_block(NIB_BF16, part, token, end);
+        else if (part->dtype == NIB_I8)
+            wide_block(NIB_I8, part, token, end);
         else
             wide_block(part->dtype, part, token, end);
     }

@@ -90,6 +90,18 @@ static inline vec vec_from_bf16_some(const uint16_t *p /* [n] */, int64_t n)
     return vec_widen_bf16(vec_halves_some(p, n));
 }
 
+static inline vec vec_from_i8(const int8_t *p /* [8] */)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+static inline vec vec_from_i8_some(const int8_t *p /* [n] */, int64_t n)
+{
+    int8_t padded[8] = {0};
+    memcpy(padded, p, (size_t)n);
+    return vec_from_i8(padded);
+}
+
 static inline vec vec_from_f16(const uint16_t *p /* [8] */)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));

@@ -79,6 +79,16 @@ static inline vec vec_from_bf16_some(const uint16_t *p /* [n] */, int64_t n)
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(vec_first(n), p)), 16));
 }
 
+static inline vec vec_from_i8(const int8_t *p /* [16] */)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+static inline vec vec_from_i8_some(const int8_t *p /* [n] */, int64_t n)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(vec_first(n), p)));
+}
+
 static inline vec vec_from_f16(const uint16_t *p /* [16] */)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));

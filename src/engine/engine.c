@@ -37,6 +37,7 @@ static struct nib_device_options device_options(const struct nib_engine *engine)
         .threads = engine->threads,
         .max_tokens = engine->plan.max_step_tokens,
         .max_sequences = engine->plan.max_sequences,
+        .dense_int8 = engine->dense_int8,
     };
 }
 
@@ -78,7 +79,9 @@ static nib_status plan_context(struct nib_engine *engine, const struct nib_engin
     plan->buffer_bytes =
         (rows * (uint64_t)shape->buffer_width + outputs * output_width) * engine->ops->buffer_element_bytes +
         outputs * (uint64_t)shape->vocab * sizeof(float);
-    plan->total_bytes = plan->weights_bytes + plan->cache_bytes + plan->buffer_bytes + plan->scratch_bytes;
+    plan->narrowed_bytes = engine->dense_int8 ? shape->narrowed_bytes : 0;
+    plan->total_bytes =
+        plan->narrowed_bytes + plan->weights_bytes + plan->cache_bytes + plan->buffer_bytes + plan->scratch_bytes;
     return NIB_OK;
 }
 
@@ -142,6 +145,7 @@ static nib_status prepare(struct nib_engine *engine, const char *path, const str
     plan->max_step_tokens = options->max_step_tokens ? options->max_step_tokens : DEFAULT_STEP_TOKENS;
     if (plan->max_step_tokens < plan->max_sequences)
         plan->max_step_tokens = plan->max_sequences;
+    engine->dense_int8 = options->dense_int8;
     engine->max_outputs = options->max_outputs ? options->max_outputs : plan->max_sequences;
     plan->weights_bytes = nib_checkpoint_bytes(engine->checkpoint);
     plan->available_bytes = nib_memory_available();

@@ -23,6 +23,7 @@ struct nib_engine {
     struct nib_device *device;
     struct nib_kv_pool pool;
     int threads;
+    bool dense_int8;
     int32_t max_outputs;
     int32_t n_sequences; // alive
     struct nib_step_arrays arrays;

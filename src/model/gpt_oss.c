@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "model/model.h"
+#include "ops/dense_int8.h"
 
 struct layer {
     int64_t window; // 0: full attention
@@ -132,7 +133,7 @@ static nib_status read_rope(const struct nib_config *config, struct gpt_oss *mod
     status = nib_rope_table(config, &rope, dims, model->inv_freq, &model->rope.scale, err);
     model->rope.inv_freq = model->inv_freq;
     model->rope.dims = dims;
-    // OpenAI'"'"'s own config has no max_position_embeddings; YaRN'"'"'s factor says how far it was stretched.
+    // OpenAI's own config has no max_position_embeddings; YaRN's factor says how far it was stretched.
     double stretched = rope.original_context * rope.factor;
     int64_t fallback = stretched >= 1 && stretched < 1e9 ? (int64_t)stretched : 131072;
     return status ? status
@@ -185,6 +186,10 @@ static nib_status gpt_oss_create(const struct nib_config *config, struct nib_mod
     shape->max_linear_width = q_width(shape) > shape->hidden ? q_width(shape) : shape->hidden;
     shape->buffer_width =
         3 * shape->hidden + 2 * q_width(shape) + 2 * kv_width(shape) + shape->n_experts + 2 * shape->top_k;
+    int64_t q = q_width(shape), kv = kv_width(shape), h = shape->hidden;
+    shape->narrowed_bytes =
+        (uint64_t)shape->n_layers * (nib_narrowed_bytes(q + 2 * kv, h) + nib_narrowed_bytes(h, q)) +
+        (model->tied ? 0 : nib_narrowed_bytes(shape->vocab, h));
     shape->n_caches = (int)(2 * shape->n_layers);
     shape->cache_specs = model->caches;
     *created = &model->base;
@@ -311,14 +316,14 @@ struct binder {
 };
 
 static nib_status bind_matrix(struct binder *b, const char *pattern, int64_t layer, int64_t out, int64_t in,
-                              struct nib_weight *weight, struct nib_weight *bias)
+                              bool may_narrow, struct nib_weight *weight, struct nib_weight *bias)
 {
     nib_status status = nib_bind_tensor(b->model, b->checkpoint, layer_name(pattern, layer, ".weight").text, out,
-                                        in, weight, b->err);
+                                        in, may_narrow, weight, b->err);
     struct tensor_name bias_name = layer_name(pattern, layer, ".bias");
     if (status || !nib_checkpoint_peek(b->checkpoint, bias_name.text)) // attention_bias: false has none
         return status;
-    return nib_bind_tensor(b->model, b->checkpoint, bias_name.text, 1, out, bias, b->err);
+    return nib_bind_tensor(b->model, b->checkpoint, bias_name.text, 1, out, false, bias, b->err);
 }
 
 // `rows` rows (or elements of a vector) of a bound weight, from `first` on.
@@ -329,6 +334,8 @@ static struct nib_weight slice(struct nib_weight weight, int64_t first, int64_t 
         return weight;
     weight.data =
         (const char *)weight.data + (size_t)(first * (vector ? 1 : weight.cols)) * nib_dtype_size(weight.dtype);
+    if (weight.scales)
+        weight.scales += first;
     *(vector ? &weight.cols : &weight.rows) = rows;
     return weight;
 }
@@ -339,13 +346,13 @@ static nib_status bind_qkv(struct binder *b, const struct naming *names, int64_t
     int64_t h = shape->hidden, q = q_width(shape), kv = kv_width(shape);
     nib_status status;
     if (!names->qkv) {
-        if ((status = bind_matrix(b, names->q, l, q, h, &layer->q, &layer->q_bias)) ||
-            (status = bind_matrix(b, names->k, l, kv, h, &layer->k, &layer->k_bias)))
+        if ((status = bind_matrix(b, names->q, l, q, h, true, &layer->q, &layer->q_bias)) ||
+            (status = bind_matrix(b, names->k, l, kv, h, true, &layer->k, &layer->k_bias)))
             return status;
-        return bind_matrix(b, names->v, l, kv, h, &layer->v, &layer->v_bias);
+        return bind_matrix(b, names->v, l, kv, h, true, &layer->v, &layer->v_bias);
     }
     struct nib_weight qkv, bias = {0};
-    if ((status = bind_matrix(b, names->qkv, l, q + 2 * kv, h, &qkv, &bias)))
+    if ((status = bind_matrix(b, names->qkv, l, q + 2 * kv, h, true, &qkv, &bias)))
         return status;
     layer->q = slice(qkv, 0, q);
     layer->k = slice(qkv, q, kv);
@@ -381,14 +388,15 @@ static nib_status bind_layer(struct binder *b, const struct naming *names, int64
     int64_t h = shape->hidden, q = q_width(shape);
     nib_status status;
     if ((status = nib_bind_tensor(b->model, b->checkpoint, layer_name(names->attention_norm, l, "").text, 1, h,
-                                  &layer->attention_norm, b->err)) ||
-        (status = nib_bind_tensor(b->model, b->checkpoint, layer_name(names->mlp_norm, l, "").text, 1, h,
+                                  false, &layer->attention_norm, b->err)) ||
+        (status = nib_bind_tensor(b->model, b->checkpoint, layer_name(names->mlp_norm, l, "").text, 1, h, false,
                                   &layer->mlp_norm, b->err)) ||
         (status = nib_bind_tensor(b->model, b->checkpoint, layer_name(names->sinks, l, "").text, 1, shape->n_heads,
-                                  &layer->sinks, b->err)) ||
+                                  false, &layer->sinks, b->err)) ||
         (status = bind_qkv(b, names, l, layer)) ||
-        (status = bind_matrix(b, names->o, l, h, q, &layer->o, &layer->o_bias)) ||
-        (status = bind_matrix(b, names->router, l, shape->n_experts, h, &layer->router, &layer->router_bias)))
+        (status = bind_matrix(b, names->o, l, h, q, true, &layer->o, &layer->o_bias)) ||
+        (status =
+             bind_matrix(b, names->router, l, shape->n_experts, h, false, &layer->router, &layer->router_bias)))
         return status;
     return bind_experts(b, names, l, layer);
 }
@@ -419,7 +427,8 @@ static nib_status alloc_buffers(struct gpt_oss *model, int64_t max_tokens, int64
 
 static uint64_t weight_bytes(const struct nib_weight *weight)
 {
-    return weight->data ? (uint64_t)(weight->rows * weight->cols) * nib_dtype_size(weight->dtype) : 0;
+    uint64_t scales = weight->scales ? (uint64_t)weight->rows * sizeof(float) : 0;
+    return weight->data ? (uint64_t)(weight->rows * weight->cols) * nib_dtype_size(weight->dtype) + scales : 0;
 }
 
 static nib_status gpt_oss_bind(struct nib_model *base, struct nib_checkpoint *checkpoint, int64_t max_tokens,
@@ -429,16 +438,17 @@ static nib_status gpt_oss_bind(struct nib_model *base, struct nib_checkpoint *ch
     const struct nib_model_shape *shape = &base->shape;
     struct binder b = {base, checkpoint, err};
     const struct naming *names = nib_checkpoint_peek(checkpoint, openai.embedding) ? &openai : &hugging_face;
-    nib_status status =
-        nib_bind_tensor(base, checkpoint, names->embedding, shape->vocab, shape->hidden, &model->embedding, err);
+    nib_status status = nib_bind_tensor(base, checkpoint, names->embedding, shape->vocab, shape->hidden, false,
+                                        &model->embedding, err);
     for (int64_t l = 0; !status && l < shape->n_layers; l++)
         status = bind_layer(&b, names, l, &model->layers[l]);
-    if (status || (status = nib_bind_tensor(base, checkpoint, names->norm, 1, shape->hidden, &model->norm, err)))
+    if (status ||
+        (status = nib_bind_tensor(base, checkpoint, names->norm, 1, shape->hidden, false, &model->norm, err)))
         return status;
     if (model->tied)
         model->head = model->embedding;
-    else if ((status =
-                  nib_bind_tensor(base, checkpoint, names->head, shape->vocab, shape->hidden, &model->head, err)))
+    else if ((status = nib_bind_tensor(base, checkpoint, names->head, shape->vocab, shape->hidden, true,
+                                       &model->head, err)))
         return status;
     base->head_bytes = weight_bytes(&model->head) + weight_bytes(&model->norm) +
                        (uint64_t)shape->hidden * nib_dtype_size(model->embedding.dtype);

@@ -11,7 +11,7 @@ static nib_status find_family(const struct nib_config *config, const struct nib_
                               struct nib_error *err)
 {
     const char *type;
-    // OpenAI'"'"'s own gpt-oss folders carry a config without a model_type.
+    // OpenAI's own gpt-oss folders carry a config without a model_type.
     const char *fallback = nib_config_has(config, "swiglu_limit") ? "gpt_oss" : "";
     nib_status status = nib_config_string_or(config, "model_type", fallback, &type, err);
     if (status)
@@ -54,7 +54,8 @@ void nib_model_forward(struct nib_model *model, const struct nib_step *step, con
 }
 
 nib_status nib_bind_tensor(struct nib_model *model, struct nib_checkpoint *checkpoint, const char *name,
-                           int64_t rows, int64_t cols, struct nib_weight *weight, struct nib_error *err)
+                           int64_t rows, int64_t cols, bool may_narrow, struct nib_weight *weight,
+                           struct nib_error *err)
 {
     const struct nib_tensor *tensor;
     nib_status status = nib_checkpoint_require(checkpoint, name, &tensor, err);
@@ -71,6 +72,9 @@ nib_status nib_bind_tensor(struct nib_model *model, struct nib_checkpoint *check
         return nib_fail(err, NIB_ERR_FORMAT, "%s: tensor %s is %s, the config asks for [%lld, %lld]", tensor->file,
                         name, text, (long long)rows, (long long)cols);
     }
-    struct nib_weight_view view = {tensor->data, tensor->dtype, rows, cols, tensor->name};
-    return model->ops->bind(model->device, &view, weight, err);
+    struct nib_weight_view view = {tensor->data, tensor->dtype, rows, cols, tensor->name, may_narrow};
+    status = model->ops->bind(model->device, &view, weight, err);
+    if (!status && weight->dtype == NIB_I8) // the file's pages were read once and are not needed again
+        nib_checkpoint_advise(checkpoint, tensor, NIB_ADVICE_DONT_NEED);
+    return status;
 }

@@ -24,6 +24,7 @@ struct nib_model_shape {
     int64_t n_heads, n_kv_heads, head_dim;
     int64_t n_experts, top_k, intermediate; // of the MoE layers
     int64_t max_linear_width;               // widest input of a linear
+    uint64_t narrowed_bytes;                // of the 8-bit copies that dense_int8 makes
     int64_t buffer_width;                   // activation elements per token of a step, all buffers together
     int n_caches;
     const struct nib_cache_spec *cache_specs; /* [n_caches], in the order that forward takes the caches */
@@ -62,7 +63,7 @@ struct nib_model_family {
     void (*describe_layer)(const struct nib_model *model, int64_t layer, struct nib_layer_summary *summary);
 };
 
-// Picks the family by the config'"'"'s model_type and checks every number; an option that nothing here computes is
+// Picks the family by the config's model_type and checks every number; an option that nothing here computes is
 // refused with key and value.
 nib_status nib_model_create(const struct nib_config *config, struct nib_model **model, struct nib_error *err);
 void nib_model_free(struct nib_model *model); // before the device it is bound to is closed
@@ -79,11 +80,13 @@ void nib_model_forward(struct nib_model *model, const struct nib_step *step,
 
 // ---- shared by the families ----
 
-// Binds tensor `name` as [rows, cols] (a vector: rows = 1); the header'"'"'s shape must agree.
+// Binds tensor `name` as [rows, cols] (a vector: rows = 1); the header's shape must agree. `may_narrow` as in
+// nib_weight_view.
 nib_status nib_bind_tensor(struct nib_model *model, struct nib_checkpoint *checkpoint, const char *name,
-                           int64_t rows, int64_t cols, struct nib_weight *weight, struct nib_error *err);
+                           int64_t rows, int64_t cols, bool may_narrow, struct nib_weight *weight,
+                           struct nib_error *err);
 
-// inv_freq and the multiplier of cos and sin for default, linear and yarn; other types are refused by `config`'"'"'s name.
+// inv_freq and the multiplier of cos and sin for default, linear and yarn; other types are refused by `config`'s name.
 // The arithmetic is fp32 in the order of the transformers library, whose results models are compared with.
 nib_status nib_rope_table(const struct nib_config *config, const struct nib_rope_config *rope, int64_t dims,
                           float *inv_freq /* [dims / 2] */, float *scale, struct nib_error *err);

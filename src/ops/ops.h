@@ -23,6 +23,7 @@ struct nib_device_options {
     int threads;           // CPU threads, >= 1
     int32_t max_tokens;    // tokens in one step at most
     int32_t max_sequences; // sequences in one step at most
+    bool dense_int8;       // narrow the matrices that allow it to 8 bits: lossy, so only when asked for
 };
 
 // A dense matrix or vector as it lies in the checkpoint (a vector has rows = 1).
@@ -31,13 +32,15 @@ struct nib_weight_view {
     enum nib_dtype dtype; // NIB_BF16, NIB_F32 or NIB_F16
     int64_t rows, cols;
     const char *name; // for messages; lives as long as the checkpoint
+    bool may_narrow;  // a matrix that is only ever multiplied with, and whose result chooses no expert
 };
 
 // The same, bound to a device. `data` is null when the weight is absent (an optional bias).
 struct nib_weight {
     const void *data;
-    enum nib_dtype dtype;
+    enum nib_dtype dtype; // NIB_I8: narrowed, and an element is its integer times the row's scale
     int64_t rows, cols;
+    const float *scales; /* [rows] of NIB_I8; else NULL */
 };
 
 // Activations on a device: [rows, width], row-major, element type of the device's choosing (fp32 on ref and cpu).

@@ -25,6 +25,7 @@ static void ref_close(struct nib_device *device)
     if (!device)
         return;
     free(device->moe_scratch);
+    nib_free_narrowed(device->narrowed);
     free(device);
 }
 
@@ -38,11 +39,12 @@ static size_t ref_scratch_bytes(const struct nib_device_options *options, const 
 static nib_status ref_bind(struct nib_device *device, const struct nib_weight_view *view,
                            struct nib_weight *weight, struct nib_error *err)
 {
-    (void)device;
     if (view->dtype != NIB_BF16 && view->dtype != NIB_F32 && view->dtype != NIB_F16)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "tensor %s: the ref device has no linear for dtype %s",
                         view->name, nib_dtype_name(view->dtype));
-    *weight = (struct nib_weight){view->data, view->dtype, view->rows, view->cols};
+    if (device->options.dense_int8 && view->may_narrow)
+        return nib_narrow_matrix(view, device->options.threads, &device->narrowed, weight, err);
+    *weight = (struct nib_weight){view->data, view->dtype, view->rows, view->cols, NULL};
     return NIB_OK;
 }
 

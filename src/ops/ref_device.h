@@ -2,6 +2,7 @@
 #ifndef NIB_OPS_REF_DEVICE_H
 #define NIB_OPS_REF_DEVICE_H
 
+#include "ops/dense_int8.h"
 #include "ops/ops.h"
 
 struct nib_device {
@@ -10,7 +11,8 @@ struct nib_device {
     struct nib_error error;      // the first failure since begin
     void *moe_scratch;           // grown when a layer is bound
     size_t moe_scratch_bytes;
-    uint64_t expert_bytes_read; // since begin
+    uint64_t expert_bytes_read;    // since begin
+    struct nib_narrowed *narrowed; // 8-bit copies of dense matrices, with dense_int8
 };
 
 struct nib_moe {

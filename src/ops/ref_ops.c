@@ -16,6 +16,8 @@ static float *row_of(struct nib_buffer buffer, int64_t row)
 static float element(const struct nib_weight *weight, int64_t index)
 {
     switch (weight->dtype) {
+    case NIB_I8:
+        return (float)((const int8_t *)weight->data)[index] * weight->scales[index / weight->cols];
     case NIB_F32:
         return ((const float *)weight->data)[index];
     case NIB_F16:

@@ -84,7 +84,7 @@ static void attend(const struct test_device *d, const struct scene *scene, const
 {
     float *q = rows_for(step, scene->n_heads * scene->head_dim, 1, 3);
     float *sinks = test_random_values(scene->n_heads, 3, false, 9);
-    struct nib_weight sink_weight = {sinks, NIB_F32, 1, scene->n_heads};
+    struct nib_weight sink_weight = {sinks, NIB_F32, 1, scene->n_heads, NULL};
     struct nib_buffer queries = test_buffer(d, step->n_tokens, scene->n_heads * scene->head_dim, q);
     struct nib_buffer y = test_buffer(d, step->n_tokens, scene->n_heads * scene->v_dim, NULL);
     struct nib_attend how = {

@@ -69,7 +69,7 @@ static struct nib_weight weight; // what the operation at hand uses
 static struct nib_weight weight_of(enum nib_dtype dtype, int64_t rows, int64_t cols)
 {
     const void *data = dtype == NIB_F32 ? (void *)f32_values : dtype == NIB_BF16 ? bf16_values : f16_values;
-    return (struct nib_weight){data, dtype, rows, cols};
+    return (struct nib_weight){data, dtype, rows, cols, NULL};
 }
 
 static int fill_values(void **state)

@@ -336,8 +336,8 @@ static void the_plan_comes_before_the_memory(void **state)
     assert_int_equal(plan.context, 8192);
     assert_int_equal(plan.cache_row_bytes,
                      4 * 2 * 128 * 2); // 4 full layers, keys and values of 2 heads of 64, bf16
-    assert_int_equal(plan.total_bytes,
-                     plan.weights_bytes + plan.cache_bytes + plan.buffer_bytes + plan.scratch_bytes);
+    assert_int_equal(plan.total_bytes, plan.narrowed_bytes + plan.narrowed_bytes + plan.weights_bytes +
+                                           plan.cache_bytes + plan.buffer_bytes + plan.scratch_bytes);
     nib_engine_close(engine);
 
     options.cache_tokens = (int64_t)1 << 35;
