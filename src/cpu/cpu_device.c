@@ -187,7 +187,7 @@ static nib_status count_bytes(int64_t a, int64_t b, int64_t c, size_t element, c
 static nib_status alloc_elements(int64_t a, int64_t b, int64_t c, size_t element, const char *what, void **data,
                                  struct nib_error *err)
 {
-    uint64_t bytes;
+    uint64_t bytes = 0;
     nib_status status = count_bytes(a, b, c, element, what, &bytes, err);
     if (status)
         return status;

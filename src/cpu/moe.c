@@ -54,7 +54,7 @@ static nib_status check_activation(const struct nib_activation *a, struct nib_er
     case NIB_ACT_SWIGLU_OAI:
         if (!isfinite(a->alpha))
             return nib_fail(err, NIB_ERR_ARGUMENT, "moe: activation alpha %g", (double)a->alpha);
-        // fallthrough: it has a limit too
+        __attribute__((fallthrough)); // it has a limit too
     case NIB_ACT_SILU_CLAMP:
         if (!(a->limit > 0))
             return nib_fail(err, NIB_ERR_ARGUMENT, "moe: activation limit %g", (double)a->limit);

@@ -98,7 +98,7 @@ INLINE void multiply_chunk(const uint8_t *const *packed, const uint16_t *scales,
         __m512bh weight[8];
         UNROLL for (int i = 0; i < rows; i++)
         {
-            __m512i code = p ? _mm512_srli_epi16(word[i], (unsigned)(4 * p)) : word[i];
+            __m512i code = p ? _mm512_srli_epi16(word[i], (uint8_t)(4 * p)) : word[i];
             __m512i value = _mm512_permutexvar_epi16(code, table);
             weight[i] = (__m512bh)(fold ? _mm512_subs_epu16(value, spread_words(scales + i * PANEL_SCALES + c * 4))
                                         : value);
@@ -176,7 +176,7 @@ static void multiply_panel_exact(const struct panel *panel, const uint16_t *cons
                     scale[lane] = nib_e8m0_to_f32(scales[c * 4 + lane / 4]);
                 __m512 product = _mm512_setzero_ps();
                 for (int p = 0; p < 4; p++) {
-                    __m512i code = _mm512_srli_epi16(word, (unsigned)(4 * p));
+                    __m512i code = _mm512_srli_epi16(word, (uint8_t)(4 * p));
                     product = _mm512_dpbf16_ps(product, (__m512bh)_mm512_permutexvar_epi16(code, table),
                                                load_x(x[t], c, p));
                 }
