@@ -146,12 +146,20 @@ uint64_t nib_memory_available(void)
     return nib_memory_available_at("/proc", "/sys/fs/cgroup");
 }
 
+// A line "KEY: n kB" of /proc/self/status, in bytes.
+static uint64_t own_status(const char *key)
+{
+    uint64_t kilobytes = 0;
+    read_key("/proc/self", "status", key, &kilobytes);
+    return kilobytes * 1024;
+}
+
 uint64_t nib_memory_resident(void)
 {
-    char text[128];
-    uint64_t size, resident;
-    if (!read_small("/proc/self/statm", text, sizeof text) ||
-        sscanf(text, "%" SCNu64 " %" SCNu64, &size, &resident) != 2)
-        return 0;
-    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+    return own_status("VmRSS");
+}
+
+uint64_t nib_memory_anonymous(void)
+{
+    return own_status("RssAnon");
 }

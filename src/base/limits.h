@@ -10,8 +10,9 @@ int nib_thread_limit(void);
 // min(MemAvailable, what the control groups still grant), in bytes. Clean page cache counts as available.
 uint64_t nib_memory_available(void);
 
-// Resident memory of this process in bytes; 0 when the system does not say.
+// Resident memory of this process in bytes, and of it what no file backs (heap, stacks); 0 when the system does not say.
 uint64_t nib_memory_resident(void);
+uint64_t nib_memory_anonymous(void);
 
 // The same with the files' roots as parameters, for tests. `cgroup_root` is normally "/sys/fs/cgroup" and
 // `proc_root` "/proc"; versions 1 and 2 of control groups are read, every level from the process's own group up.

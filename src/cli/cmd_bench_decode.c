@@ -192,7 +192,8 @@ static void print_text(const struct decode *d, const char *name)
                row->ms_per_step, row->bytes_per_token / 1e6, row->gb_per_s, row->ceiling,
                row->gb_per_s / row->ceiling);
     }
-    printf("resident %.2f GiB\n", (double)nib_memory_resident() / 0x1p30);
+    printf("resident %.2f GiB, of which %.3f GiB are not the mapped weights\n",
+           (double)nib_memory_resident() / 0x1p30, (double)nib_memory_anonymous() / 0x1p30);
 }
 
 static void print_json(const struct decode *d, const char *name)
@@ -206,10 +207,10 @@ static void print_json(const struct decode *d, const char *name)
                             row->bytes_per_token, "gb_per_s", row->gb_per_s, "read_gb_per_s", row->ceiling,
                             "share_of_read_ceiling", row->gb_per_s / row->ceiling));
     }
-    json_t *root =
-        json_pack("{s:s, s:s, s:i, s:I, s:o, s:I}", "model", name, "device", nib_engine_device(d->engine),
-                  "threads", nib_engine_threads(d->engine), "context", (json_int_t)d->context, "rows", rows,
-                  "resident_bytes", (json_int_t)nib_memory_resident());
+    json_t *root = json_pack(
+        "{s:s, s:s, s:i, s:I, s:o, s:I, s:I}", "model", name, "device", nib_engine_device(d->engine), "threads",
+        nib_engine_threads(d->engine), "context", (json_int_t)d->context, "rows", rows, "resident_bytes",
+        (json_int_t)nib_memory_resident(), "anonymous_bytes", (json_int_t)nib_memory_anonymous());
     if (d->prefill)
         json_object_set_new(
             root, "prefill",

@@ -101,6 +101,13 @@ static void this_process_has_sane_numbers(void **state)
     assert_true(nib_thread_limit() >= 1);
     assert_true(nib_memory_available() > 1 << 20);
     assert_true(nib_memory_resident() > 1 << 16);
+    uint64_t before = nib_memory_anonymous();
+    char *touched = malloc(8 << 20);
+    assert_non_null(touched);
+    memset(touched, 1, 8 << 20);
+    assert_true(nib_memory_anonymous() >= before + (7 << 20));
+    assert_true(nib_memory_anonymous() <= nib_memory_resident());
+    free(touched);
 }
 
 int main(void)
