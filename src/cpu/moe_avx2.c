@@ -50,18 +50,20 @@ INLINE void multiply_step(const uint8_t *packed, const float *scales, bool whole
     look_up(_mm256_and_si256(bytes, nibble), words);
     look_up(_mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble), words + 2);
     __m256 low[NIB_MOE_TOKENS], high[NIB_MOE_TOKENS];
-    UNROLL for (int w = 0; w < 4; w++)
-    {
+    UNROLL
+    for (int w = 0; w < 4; w++) {
         __m256 a = widen_low(words[w]), b = widen_high(words[w]);
-        UNROLL for (int t = 0; t < m; t++)
-        {
+        UNROLL
+        for (int t = 0; t < m; t++) {
             __m256 xa = _mm256_load_ps(x[t] + w * 16), xb = _mm256_load_ps(x[t] + w * 16 + 8);
             low[t] = w ? _mm256_fmadd_ps(a, xa, low[t]) : _mm256_mul_ps(a, xa);
             high[t] = w ? _mm256_fmadd_ps(b, xb, high[t]) : _mm256_mul_ps(b, xb);
         }
     }
     __m256 scale = spread_scales(scales);
-    UNROLL for (int t = 0; t < m; t++) sum[t] = _mm256_fmadd_ps(_mm256_add_ps(low[t], high[t]), scale, sum[t]);
+    UNROLL
+    for (int t = 0; t < m; t++)
+        sum[t] = _mm256_fmadd_ps(_mm256_add_ps(low[t], high[t]), scale, sum[t]);
 }
 
 INLINE void multiply_panel(const struct panel *panel, const float *const *x, int m, __m256 (*saved)[NIB_MOE_ROWS])
@@ -70,10 +72,14 @@ INLINE void multiply_panel(const struct panel *panel, const float *const *x, int
         const uint8_t *packed = panel_packed(panel, row);
         const float *scales = panel->scales[row];
         __m256 sum[NIB_MOE_TOKENS];
-        UNROLL for (int t = 0; t < m; t++) sum[t] = panel->start ? saved[t][row] : _mm256_setzero_ps();
+        UNROLL
+        for (int t = 0; t < m; t++)
+            sum[t] = panel->start ? saved[t][row] : _mm256_setzero_ps();
         for (int64_t column = 0; column < panel->columns; column += STEP) {
             const float *from[NIB_MOE_TOKENS];
-            UNROLL for (int t = 0; t < m; t++) from[t] = x[t] + column;
+            UNROLL
+            for (int t = 0; t < m; t++)
+                from[t] = x[t] + column;
             if (column % NIB_MOE_CHUNK == 0)
                 prefetch_ahead(panel, row, column / NIB_MOE_CHUNK);
             if (column + STEP <= panel->columns)
@@ -81,7 +87,9 @@ INLINE void multiply_panel(const struct panel *panel, const float *const *x, int
             else
                 multiply_step(packed + column / 2, scales + column / NIB_MX_BLOCK, false, from, m, sum);
         }
-        UNROLL for (int t = 0; t < m; t++) saved[t][row] = sum[t];
+        UNROLL
+        for (int t = 0; t < m; t++)
+            saved[t][row] = sum[t];
     }
 }
 

@@ -23,31 +23,34 @@ INLINE void multiply_chunk(const struct panel *panel, int first, int64_t c, __mm
     const __m512 table = _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -0.5f, 0, 6, 4, 3, 2, 1.5f, 1, 0.5f, 0);
     __m512i dword[4];
     __m512 product[16];
-    UNROLL for (int i = 0; i < rows; i++)
-    {
+    UNROLL
+    for (int i = 0; i < rows; i++) {
         const uint8_t *packed = panel_packed(panel, first + i) + c * 64;
         dword[i] = dwords == 0xffff ? _mm512_loadu_si512(packed) : _mm512_maskz_loadu_epi32(dwords, packed);
     }
-    UNROLL for (int p = 0; p < 8; p++)
-    {
+    UNROLL
+    for (int p = 0; p < 8; p++) {
         __m512 weight[4];
-        UNROLL for (int i = 0; i < rows; i++) weight[i] =
-            _mm512_permutexvar_ps(p ? _mm512_srli_epi32(dword[i], (unsigned)(4 * p)) : dword[i], table);
-        UNROLL for (int t = 0; t < m; t++)
-        {
+        UNROLL
+        for (int i = 0; i < rows; i++)
+            weight[i] =
+                _mm512_permutexvar_ps(p ? _mm512_srli_epi32(dword[i], (unsigned)(4 * p)) : dword[i], table);
+        UNROLL
+        for (int t = 0; t < m; t++) {
             __m512 value = load_x(x[t], c, p);
-            UNROLL for (int i = 0; i < rows; i++)
-            {
+            UNROLL
+            for (int i = 0; i < rows; i++) {
                 __m512 *d = &product[t * rows + i];
                 *d = p ? _mm512_fmadd_ps(weight[i], value, *d) : _mm512_mul_ps(weight[i], value);
             }
         }
     }
-    UNROLL for (int i = 0; i < rows; i++)
-    {
+    UNROLL
+    for (int i = 0; i < rows; i++) {
         __m512 scale = spread_scales(panel->scales[first + i] + c * 4);
-        UNROLL for (int t = 0; t < m; t++) sum[t * rows + i] =
-            _mm512_fmadd_ps(product[t * rows + i], scale, sum[t * rows + i]);
+        UNROLL
+        for (int t = 0; t < m; t++)
+            sum[t * rows + i] = _mm512_fmadd_ps(product[t * rows + i], scale, sum[t * rows + i]);
     }
 }
 
@@ -58,8 +61,11 @@ INLINE void multiply_panel(const struct panel *panel, int rows, const float *con
     __mmask16 partial = (__mmask16)((1u << (panel->columns % NIB_MOE_CHUNK / 8)) - 1);
     for (int first = 0; first < NIB_MOE_ROWS; first += rows) {
         __m512 sum[16];
-        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int t = 0; t < m; t++) sum[t * rows + i] =
-            panel->start ? saved[t][first + i] : _mm512_setzero_ps();
+        UNROLL
+        for (int i = 0; i < rows; i++)
+            UNROLL
+        for (int t = 0; t < m; t++)
+            sum[t * rows + i] = panel->start ? saved[t][first + i] : _mm512_setzero_ps();
         for (int64_t c = 0; c < chunks; c++) {
             for (int i = 0; i < rows; i++)
                 prefetch_ahead(panel, first + i, c);
@@ -67,8 +73,11 @@ INLINE void multiply_panel(const struct panel *panel, int rows, const float *con
         }
         if (partial)
             multiply_chunk(panel, first, chunks, partial, rows, x, m, sum);
-        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int t = 0; t < m; t++) saved[t][first + i] =
-            sum[t * rows + i];
+        UNROLL
+        for (int i = 0; i < rows; i++)
+            UNROLL
+        for (int t = 0; t < m; t++)
+            saved[t][first + i] = sum[t * rows + i];
     }
 }
 

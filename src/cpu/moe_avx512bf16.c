@@ -9,7 +9,7 @@
 // A chunk's four products for one row and token start from zero and are scaled by their blocks' 2^(s-127) when they are
 // added to the sum. That can be done in two ways that give the same bits, because a power of two commutes with rounding:
 // as a multiply-add of the chunk's sum, the cheaper for few tokens, or folded into the weights' exponents, once for many
-// tokens. Folding takes one saturating subtraction of (252 - s) << 7 from codes whose exponent was raised by 125: what is
+// tokens. Folding is a saturating subtraction of (252 - s) << 7 from codes whose exponent was raised by 125: what is
 // zero stays zero. Blocks of rows with a scale outside 2^-63 … 2^63, where exponents could leave their field, take a plain
 // path. (Sums below 2^-60 or above 2^60 of fp32's range may lose their last bits differently in the two ways.)
 #include "cpu/moe_kernel.h"
@@ -19,12 +19,12 @@
 
 #include "cpu/moe_activation.h"
 
-#define PANEL_CHUNKS 32
-#define PANEL_COLUMNS (PANEL_CHUNKS * NIB_MOE_CHUNK)
-#define PANEL_SCALES (PANEL_COLUMNS / NIB_MX_BLOCK)
 #define SCALE_LOWEST 64
 #define SCALE_HIGHEST 190
 #define FOLD_FROM 5 // activation rows in one multiply
+#define PANEL_CHUNKS 32
+#define CHUNK_BYTES (NIB_MOE_CHUNK / 2)
+#define CHUNK_SCALES (NIB_MOE_CHUNK / NIB_MX_BLOCK)
 
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
@@ -33,14 +33,13 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// Up to 32 chunks of a block's rows.
+// A stretch of a block's columns.
 struct panel {
     const struct nib_moe_block *block;
-    const struct nib_moe_block *ahead;                        // or NULL
-    int64_t start;                                            // its first column
-    int64_t chunks;                                           // whole ones
-    __mmask32 partial;                                        // words of a last, partial chunk
-    _Alignas(64) uint16_t scales[NIB_MOE_ROWS][PANEL_SCALES]; // s << 7, or (252 - s) << 7 to fold
+    const struct nib_moe_block *ahead; // to prefetch, or NULL
+    int64_t start;                     // its first column
+    int64_t chunks;                    // whole ones
+    int64_t partial;                   // scales in a last, partial chunk
 };
 
 // Codes 0 … 15 as bf16, and with the exponent raised by 125, so that 6 has the largest there is.
@@ -59,105 +58,138 @@ INLINE __m512bh load_x(const uint16_t *x, int64_t chunk, int plane)
     return (__m512bh)_mm512_load_si512(x + chunk * NIB_MOE_CHUNK + plane * 32);
 }
 
-// The four scales of a chunk, each for the 8 words of its block: 128-bit lane L holds word L eight times …
-INLINE __m512i spread_words(const uint16_t *scales)
+// A chunk of one row: its words and its four scales, zeros behind them and behind those of a partial chunk.
+INLINE __m512i load_packed(const uint8_t *packed, int64_t partial)
 {
-    const __m512i places =
-        _mm512_set_epi64(0x0706070607060706, 0x0706070607060706, 0x0504050405040504, 0x0504050405040504,
-                         0x0302030203020302, 0x0302030203020302, 0x0100010001000100, 0x0100010001000100);
-    int64_t four;
+    return partial ? _mm512_maskz_loadu_epi16((1u << partial * 8) - 1, packed) : _mm512_loadu_si512(packed);
+}
+
+INLINE __m512i load_scales(const uint8_t *scales, int64_t partial)
+{
+    int32_t four;
+    if (partial)
+        return _mm512_zextsi128_si512(_mm_maskz_loadu_epi8((__mmask16)((1u << partial) - 1), scales));
     memcpy(&four, scales, sizeof four);
-    return _mm512_shuffle_epi8(_mm512_set1_epi64(four), places);
+    return _mm512_zextsi128_si512(_mm_cvtsi32_si128(four));
 }
 
-// … or as the upper half of four fp32 2^(s-127).
-INLINE __m512 spread_floats(const uint16_t *scales)
+// Scale L, for the 128-bit lane L: as the fp32 2^(s-127) …
+INLINE __m512 scale_floats(__m512i scales)
 {
-    const __m512i places =
-        _mm512_set_epi64(0x0706808007068080, 0x0706808007068080, 0x0504808005048080, 0x0504808005048080,
-                         0x0302808003028080, 0x0302808003028080, 0x0100808001008080, 0x0100808001008080);
-    int64_t four;
-    memcpy(&four, scales, sizeof four);
-    return _mm512_castsi512_ps(_mm512_shuffle_epi8(_mm512_set1_epi64(four), places));
+    const __m512i top_byte =
+        _mm512_set_epi64(0x0304040403040404, 0x0304040403040404, 0x0204040402040404, 0x0204040402040404,
+                         0x0104040401040404, 0x0104040401040404, 0x0004040400040404, 0x0004040400040404);
+    return _mm512_castsi512_ps(_mm512_srli_epi32(_mm512_permutexvar_epi8(top_byte, scales), 1));
 }
 
-INLINE __m512i load_packed(const uint8_t *packed, __mmask32 words)
+// … or as the words to subtract from the raised codes.
+INLINE __m512i scale_folds(__m512i scales)
 {
-    return words == ~0u ? _mm512_loadu_si512(packed) : _mm512_maskz_loadu_epi16(words, packed);
+    const __m512i top_byte =
+        _mm512_set_epi64(0x0304030403040304, 0x0304030403040304, 0x0204020402040204, 0x0204020402040204,
+                         0x0104010401040104, 0x0104010401040104, 0x0004000400040004, 0x0004000400040004);
+    __m512i exponent = _mm512_srli_epi16(_mm512_permutexvar_epi8(top_byte, scales), 1);
+    return _mm512_sub_epi16(_mm512_set1_epi16(252 << 7), exponent);
 }
 
-INLINE void multiply_chunk(const uint8_t *const *packed, const uint16_t *scales, __mmask32 words, int64_t c,
-                           int rows, const uint16_t *const *x, int m, bool fold, __m512 *sum)
+// a - b, or zero where that is negative: as vpsubusw does, which on Zen 4 has but the two pipes of vdpbf16ps.
+INLINE __m512i subtract_saturating(__m512i a, __m512i b)
 {
+    __m512i larger = _mm512_max_epu16(a, b);
+    __asm__("" : "+v"(larger)); // or the compiler makes a vpsubusw of it
+    return _mm512_sub_epi16(larger, b);
+}
+
+// `rows` rows of a panel.
+struct rows {
+    const uint8_t *packed[8], *scales[8];
+};
+
+INLINE void multiply_chunk(const struct rows *from, int64_t c, int64_t partial, int rows, const uint16_t *const *x,
+                           int m, __m512 *sum /* [m, rows] */)
+{
+    const bool fold = m >= FOLD_FROM;
     const __m512i table = load_table(fold ? codes_raised : codes_plain);
-    __m512i word[8];
+    __m512i word[8], scales[8], folds[8];
     __m512 product[16];
-    UNROLL for (int i = 0; i < rows; i++) word[i] = load_packed(packed[i] + c * 64, words);
-    UNROLL for (int p = 0; p < 4; p++)
-    {
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        word[i] = load_packed(from->packed[i] + c * CHUNK_BYTES, partial);
+        scales[i] = load_scales(from->scales[i] + c * CHUNK_SCALES, partial);
+        folds[i] = fold ? scale_folds(scales[i]) : scales[i];
+    }
+    UNROLL
+    for (int p = 0; p < 4; p++) {
         __m512bh weight[8];
-        UNROLL for (int i = 0; i < rows; i++)
-        {
+        UNROLL
+        for (int i = 0; i < rows; i++) {
             __m512i code = p ? _mm512_srli_epi16(word[i], (uint8_t)(4 * p)) : word[i];
             __m512i value = _mm512_permutexvar_epi16(code, table);
-            weight[i] = (__m512bh)(fold ? _mm512_subs_epu16(value, spread_words(scales + i * PANEL_SCALES + c * 4))
-                                        : value);
+            weight[i] = (__m512bh)(fold ? subtract_saturating(value, folds[i]) : value);
         }
-        UNROLL for (int t = 0; t < m; t++)
-        {
+        UNROLL
+        for (int t = 0; t < m; t++) {
             __m512bh value = load_x(x[t], c, p);
-            UNROLL for (int i = 0; i < rows; i++)
-            {
+            UNROLL
+            for (int i = 0; i < rows; i++) {
                 __m512 *d = &product[t * rows + i];
                 *d = _mm512_dpbf16_ps(p ? *d : _mm512_setzero_ps(), weight[i], value);
             }
         }
     }
-    UNROLL for (int i = 0; i < rows; i++)
-    {
-        UNROLL for (int t = 0; t < m; t++)
-        {
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        UNROLL
+        for (int t = 0; t < m; t++) {
             __m512 *s = &sum[t * rows + i], d = product[t * rows + i];
-            *s = fold ? _mm512_add_ps(d, *s)
-                      : _mm512_fmadd_ps(d, spread_floats(scales + i * PANEL_SCALES + c * 4), *s);
+            *s = fold ? _mm512_add_ps(d, *s) : _mm512_fmadd_ps(d, scale_floats(scales[i]), *s);
         }
     }
 }
 
-// All rows of the panel, `rows` at a time; rows * m accumulators stay in registers.
+// All rows of the panel, `rows` at a time, so that their sums stay in registers.
 INLINE void multiply_panel(const struct panel *panel, int rows, const uint16_t *const *x, int m,
                            __m512 (*saved)[NIB_MOE_ROWS])
 {
     for (int first = 0; first < NIB_MOE_ROWS; first += rows) {
-        const uint8_t *packed[8];
+        struct rows from;
         __m512 sum[16];
-        UNROLL for (int i = 0; i < rows; i++) packed[i] =
-            nib_moe_block_packed(panel->block, first + i) + panel->start / 2;
-        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int t = 0; t < m; t++) sum[t * rows + i] =
-            panel->start ? saved[t][first + i] : _mm512_setzero_ps();
-        const uint16_t *scales = panel->scales[first];
-        const bool fold = m >= FOLD_FROM;
+        UNROLL
+        for (int i = 0; i < rows; i++) {
+            from.packed[i] = nib_moe_block_packed(panel->block, first + i) + panel->start / 2;
+            from.scales[i] = nib_moe_block_scales(panel->block, first + i) + panel->start / NIB_MX_BLOCK;
+            UNROLL
+            for (int t = 0; t < m; t++)
+                sum[t * rows + i] = panel->start ? saved[t][first + i] : _mm512_setzero_ps();
+        }
         if (panel->ahead) {
             // both blocks have the same strides
-            int64_t distance = (int64_t)((uintptr_t)nib_moe_block_packed(panel->ahead, first) -
-                                         (uintptr_t)nib_moe_block_packed(panel->block, first));
+            uintptr_t distance = (uintptr_t)nib_moe_block_packed(panel->ahead, first) -
+                                 (uintptr_t)nib_moe_block_packed(panel->block, first);
             for (int64_t c = 0; c < panel->chunks; c++) {
-                UNROLL for (int i = 0; i < rows; i++) _mm_prefetch(
-                    (const char *)((uintptr_t)packed[i] + (uintptr_t)(c * 64 + distance)), _MM_HINT_T1);
-                multiply_chunk(packed, scales, ~0u, c, rows, x, m, fold, sum);
+                UNROLL
+                for (int i = 0; i < rows; i++)
+                    _mm_prefetch(
+                        (const char *)((uintptr_t)from.packed[i] + (uintptr_t)(c * CHUNK_BYTES) + distance),
+                        _MM_HINT_T1);
+                multiply_chunk(&from, c, 0, rows, x, m, sum);
             }
         } else {
             for (int64_t c = 0; c < panel->chunks; c++)
-                multiply_chunk(packed, scales, ~0u, c, rows, x, m, fold, sum);
+                multiply_chunk(&from, c, 0, rows, x, m, sum);
         }
         if (panel->partial)
-            multiply_chunk(packed, scales, panel->partial, panel->chunks, rows, x, m, fold, sum);
-        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int t = 0; t < m; t++) saved[t][first + i] =
-            sum[t * rows + i];
+            multiply_chunk(&from, panel->chunks, panel->partial, rows, x, m, sum);
+        UNROLL
+        for (int i = 0; i < rows; i++) {
+            UNROLL
+            for (int t = 0; t < m; t++)
+                saved[t][first + i] = sum[t * rows + i];
+        }
     }
 }
 
-// The same for any scales: the fp32 sums of each chunk are scaled, block by block.
+// The same for any scales.
 static void multiply_panel_exact(const struct panel *panel, const uint16_t *const *x, int m,
                                  __m512 (*saved)[NIB_MOE_ROWS])
 {
@@ -169,11 +201,11 @@ static void multiply_panel_exact(const struct panel *panel, const uint16_t *cons
         for (int t = 0; t < m; t++) {
             __m512 sum = panel->start ? saved[t][row] : _mm512_setzero_ps();
             for (int64_t c = 0; c < chunks; c++) {
-                __mmask32 words = c < panel->chunks ? ~0u : panel->partial;
-                __m512i word = _mm512_maskz_loadu_epi16(words, packed + c * 64);
+                int64_t blocks = c < panel->chunks ? CHUNK_SCALES : panel->partial;
+                __m512i word = load_packed(packed + c * CHUNK_BYTES, blocks == CHUNK_SCALES ? 0 : blocks);
                 _Alignas(64) float scale[16] = {0};
-                for (int lane = 0; lane < 16 && (words >> (2 * lane) & 1); lane++)
-                    scale[lane] = nib_e8m0_to_f32(scales[c * 4 + lane / 4]);
+                for (int lane = 0; lane < 4 * blocks; lane++)
+                    scale[lane] = nib_e8m0_to_f32(scales[c * CHUNK_SCALES + lane / 4]);
                 __m512 product = _mm512_setzero_ps();
                 for (int p = 0; p < 4; p++) {
                     __m512i code = _mm512_srli_epi16(word, (uint8_t)(4 * p));
@@ -187,21 +219,19 @@ static void multiply_panel_exact(const struct panel *panel, const uint16_t *cons
     }
 }
 
-// True when every scale is in the range of the fast paths.
-static bool expand_scales(struct panel *panel, int64_t n_scales, bool fold)
+// True when every scale of the panel is in the range of the fast paths.
+static bool scales_in_range(const struct panel *panel, int64_t n_scales)
 {
-    const __m256i lowest = _mm256_set1_epi8(SCALE_LOWEST), span = _mm256_set1_epi8(SCALE_HIGHEST - SCALE_LOWEST);
-    const __m512i top = _mm512_set1_epi16(252 << 7);
-    __mmask32 outside = 0;
+    const __m512i lowest = _mm512_set1_epi8(SCALE_LOWEST), span = _mm512_set1_epi8(SCALE_HIGHEST - SCALE_LOWEST);
+    __mmask64 outside = 0;
     for (int i = 0; i < NIB_MOE_ROWS; i++) {
         const uint8_t *scales = nib_moe_block_scales(panel->block, i) + panel->start / NIB_MX_BLOCK;
-        for (int64_t k = 0; k < n_scales; k += 32) {
-            __mmask32 live = n_scales - k < 32 ? (1u << (n_scales - k)) - 1 : ~0u;
-            __m256i bytes = _mm256_mask_loadu_epi8(_mm256_set1_epi8(127), live, scales + k);
-            outside |= _mm256_cmpgt_epu8_mask(_mm256_sub_epi8(bytes, lowest), span);
-            __m512i exponent = _mm512_slli_epi16(_mm512_cvtepu8_epi16(bytes), 7);
-            _mm512_store_si512(panel->scales[i] + k, fold ? _mm512_sub_epi16(top, exponent) : exponent);
-        }
+        int64_t k = 0;
+        for (; k + 64 <= n_scales; k += 64)
+            outside |= _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(_mm512_loadu_si512(scales + k), lowest), span);
+        __mmask64 rest = ((__mmask64)1 << (n_scales - k)) - 1;
+        __m512i last = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(rest, scales + k), lowest);
+        outside |= _mm512_mask_cmpgt_epu8_mask(rest, last, span);
     }
     return outside == 0;
 }
@@ -219,10 +249,12 @@ static void prefetch_scales(const struct panel *panel, int64_t n_scales)
 static __m512 reduce_rows(const __m512 *sum /* [16] */)
 {
     __m512 pair[8], quad[4];
-    UNROLL for (int i = 0; i < 8; i++) pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(sum[2 * i], sum[2 * i + 1]),
-                                                               _mm512_unpackhi_ps(sum[2 * i], sum[2 * i + 1]));
-    UNROLL for (int i = 0; i < 4; i++)
-    {
+    UNROLL
+    for (int i = 0; i < 8; i++)
+        pair[i] = _mm512_add_ps(_mm512_unpacklo_ps(sum[2 * i], sum[2 * i + 1]),
+                                _mm512_unpackhi_ps(sum[2 * i], sum[2 * i + 1]));
+    UNROLL
+    for (int i = 0; i < 4; i++) {
         __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
         quad[i] =
             _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
@@ -281,20 +313,19 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
                                                 __m512(*)[NIB_MOE_ROWS]) = {
         multiply_panel_1, multiply_panel_2, multiply_panel_3, multiply_panel_4,
         multiply_panel_5, multiply_panel_6, multiply_panel_7, multiply_panel_8};
-    struct panel panel;
-    panel.block = block;
-    panel.ahead = ahead;
+    const int64_t panel_columns = PANEL_CHUNKS * NIB_MOE_CHUNK;
+    struct panel panel = {.block = block, .ahead = ahead};
     __m512 saved[NIB_MOE_TOKENS][NIB_MOE_ROWS];
-    for (panel.start = 0; panel.start < n; panel.start += PANEL_COLUMNS) {
-        int64_t columns = n - panel.start < PANEL_COLUMNS ? n - panel.start : PANEL_COLUMNS;
+    for (panel.start = 0; panel.start < n; panel.start += panel_columns) {
+        int64_t columns = n - panel.start < panel_columns ? n - panel.start : panel_columns;
         const uint16_t *from[NIB_MOE_TOKENS];
         panel.chunks = columns / NIB_MOE_CHUNK;
-        panel.partial = (1u << (columns % NIB_MOE_CHUNK / 4)) - 1;
+        panel.partial = columns % NIB_MOE_CHUNK / NIB_MX_BLOCK;
         for (int t = 0; t < m; t++)
             from[t] = (const uint16_t *)x[t] + panel.start;
         if (ahead)
             prefetch_scales(&panel, columns / NIB_MX_BLOCK);
-        if (__builtin_expect(expand_scales(&panel, columns / NIB_MX_BLOCK, m >= FOLD_FROM), 1))
+        if (__builtin_expect(scales_in_range(&panel, columns / NIB_MX_BLOCK), 1))
             panels[m - 1](&panel, from, saved);
         else
             multiply_panel_exact(&panel, from, m, saved);
