@@ -49,7 +49,7 @@ INLINE void multiply_step(const uint8_t *packed, const float *scales, bool whole
     __m256i words[4];
     look_up(_mm256_and_si256(bytes, nibble), words);
     look_up(_mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble), words + 2);
-    __m256 low[NIB_MOE_TOKENS], high[NIB_MOE_TOKENS];
+    __m256 low[NIB_MOE_FEW], high[NIB_MOE_FEW];
     UNROLL
     for (int w = 0; w < 4; w++) {
         __m256 a = widen_low(words[w]), b = widen_high(words[w]);
@@ -71,12 +71,12 @@ INLINE void multiply_panel(const struct panel *panel, const float *const *x, int
     for (int row = 0; row < NIB_MOE_ROWS; row++) {
         const uint8_t *packed = panel_packed(panel, row);
         const float *scales = panel->scales[row];
-        __m256 sum[NIB_MOE_TOKENS];
+        __m256 sum[NIB_MOE_FEW];
         UNROLL
         for (int t = 0; t < m; t++)
             sum[t] = panel->start ? saved[t][row] : _mm256_setzero_ps();
         for (int64_t column = 0; column < panel->columns; column += STEP) {
-            const float *from[NIB_MOE_TOKENS];
+            const float *from[NIB_MOE_FEW];
             UNROLL
             for (int t = 0; t < m; t++)
                 from[t] = x[t] + column;
@@ -122,10 +122,10 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
                      const void *const *x, int m, float *out)
 {
     struct panel panel;
-    __m256 saved[NIB_MOE_TOKENS][NIB_MOE_ROWS];
+    __m256 saved[NIB_MOE_FEW][NIB_MOE_ROWS];
     panel.block = block;
     for (panel.start = 0; panel.start < n; panel.start += PANEL_COLUMNS) {
-        const float *from[NIB_MOE_TOKENS];
+        const float *from[NIB_MOE_FEW];
         for (int t = 0; t < m; t++)
             from[t] = (const float *)x[t] + panel.start;
         panel.columns = n - panel.start < PANEL_COLUMNS ? n - panel.start : PANEL_COLUMNS;
@@ -171,6 +171,7 @@ const struct nib_moe_kernel nib_moe_avx2 = {
     .tier = NIB_CPU_AVX2,
     .reason = "fp32 multiply-adds on weights looked up in registers; no AVX-512",
     .element_bytes = 4,
+    .max_tokens = NIB_MOE_FEW,
     .arrange = arrange,
     .multiply = multiply,
     .activate = activate,

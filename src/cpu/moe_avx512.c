@@ -103,10 +103,10 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
                      const void *const *x, int m, float *out)
 {
     struct panel panel;
-    __m512 saved[NIB_MOE_TOKENS][NIB_MOE_ROWS];
+    __m512 saved[NIB_MOE_FEW][NIB_MOE_ROWS];
     panel.block = block;
     for (panel.start = 0; panel.start < n; panel.start += PANEL_COLUMNS) {
-        const float *from[NIB_MOE_TOKENS];
+        const float *from[NIB_MOE_FEW];
         for (int t = 0; t < m; t++)
             from[t] = (const float *)x[t] + panel.start;
         panel.columns = n - panel.start < PANEL_COLUMNS ? n - panel.start : PANEL_COLUMNS;
@@ -151,6 +151,7 @@ const struct nib_moe_kernel nib_moe_avx512 = {
     .tier = NIB_CPU_AVX512,
     .reason = "fp32 multiply-adds on weights looked up in registers; no BF16 instructions",
     .element_bytes = 4,
+    .max_tokens = NIB_MOE_FEW,
     .arrange = arrange,
     .multiply = multiply,
     .activate = activate,

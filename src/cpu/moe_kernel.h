@@ -9,7 +9,8 @@
 #include "nibble/moe.h"
 
 #define NIB_MOE_ROWS 16   // weight rows of a block
-#define NIB_MOE_TOKENS 8  // activation rows of a multiply at most
+#define NIB_MOE_TOKENS 64 // activation rows of a multiply at most, for any kernel
+#define NIB_MOE_FEW 8     // what fits in registers
 #define NIB_MOE_CHUNK 128 // columns that a kernel takes at a time; activation rows are padded to it with zeros
 
 // 16 weight rows: row i of half h is at packed[h] + i * packed_stride, i < 8. For gate and up the halves are 8 gate rows
@@ -40,11 +41,12 @@ struct nib_moe_kernel {
     enum nib_cpu_tier tier;
     const char *reason;   // why this kernel, after its tier was picked
     size_t element_bytes; // of an arranged activation row
+    int max_tokens;       // activation rows of a multiply at most
 
     // x as the kernel wants to read it; elements past n, up to a whole chunk, become zero
     void (*arrange)(const uint16_t *x /* [n] bf16 */, int64_t n, void *row /* [chunks, 128] */);
 
-    // out[t][i] = sum over n columns of row i of the block times x[t], for m <= 8 arranged activation rows. The order
+    // out[t][i] = sum over n columns of row i of the block times x[t], for m arranged activation rows. The order
     // of the sum depends on n alone. While it reads, it prefetches the same columns of `ahead` unless that is NULL.
     void (*multiply)(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
                      const void *const *x /* [m] */, int m, float *out /* [m, 16] */);

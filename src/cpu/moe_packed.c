@@ -156,9 +156,9 @@ static float bias_at(const void *bias, enum nib_dtype dtype, int64_t i)
 }
 
 // Activation rows of a multiply: `n` of them are spread evenly over as few multiplies as will do.
-static int tile_tokens(int64_t n)
+static int tile_tokens(int64_t n, int most)
 {
-    int64_t tiles = (n + NIB_MOE_TOKENS - 1) / NIB_MOE_TOKENS;
+    int64_t tiles = (n + most - 1) / most;
     return (int)((n + tiles - 1) / tiles);
 }
 
@@ -178,7 +178,7 @@ static void gate_up_routes(const struct run *run, int64_t group, int64_t index, 
             bias[8 + i] = bias_at(e->up_bias, w->bias_dtype, row);
         }
     }
-    int tile = tile_tokens(end - first);
+    int tile = tile_tokens(end - first, run->kernel->max_tokens);
     for (int64_t s = first; s < end; s += tile) {
         int m = (int)(end - s < tile ? end - s : tile);
         for (int t = 0; t < m; t++)
@@ -233,7 +233,7 @@ static void down_routes(const struct run *run, int64_t group, int64_t index, int
     if (e->down_bias)
         for (int i = 0; i < NIB_MOE_ROWS; i++)
             bias[i] = bias_at(e->down_bias, w->bias_dtype, row + i);
-    int parts = run->h_parts, tile = tile_tokens((end - first) * parts) / parts;
+    int parts = run->h_parts, tile = tile_tokens(end - first, run->kernel->max_tokens / parts);
     for (int64_t s = first; s < end; s += tile) {
         int m = (int)(end - s < tile ? end - s : tile);
         for (int t = 0; t < m * parts; t++)

@@ -292,7 +292,7 @@ static void every_code_and_scale_is_exact(void **state)
                 memset(scales, 120, sizeof scales);
                 for (int code = 0; code < 16; code++)
                     scales[code][place / 32] = (uint8_t)scale;
-                for (int m = 1; m <= NIB_MOE_TOKENS; m += 7) {
+                for (int m = 1; m <= kernel->max_tokens; m += 7) {
                     const void *rows[NIB_MOE_TOKENS];
                     float out[NIB_MOE_TOKENS * NIB_MOE_ROWS];
                     for (int t = 0; t < m; t++)
