@@ -14,7 +14,8 @@
 #include "ops/moe_ref.h"
 
 // Best first.
-static const struct nib_moe_kernel *const kernels[] = {&nib_moe_avx512bf16, &nib_moe_avx512, &nib_moe_avx2};
+static const struct nib_moe_kernel *const kernels[] = {&nib_moe_amx, &nib_moe_avx512bf16, &nib_moe_avx512,
+                                                       &nib_moe_avx2};
 #define N_KERNELS (sizeof kernels / sizeof *kernels)
 
 static nib_status check_weights(const struct nib_moe_weights *w, struct nib_error *err)

@@ -209,7 +209,7 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
         _mm512_storeu_ps(out + t * NIB_MOE_ROWS, reduce_rows(saved[t]));
 }
 
-static void arrange(const uint16_t *x, int64_t n, void *row)
+void nib_moe_arrange_planes(const uint16_t *x, int64_t n, void *row)
 {
     uint16_t *planes = row;
     int64_t whole = n / NIB_MOE_CHUNK * NIB_MOE_CHUNK;
@@ -219,18 +219,29 @@ static void arrange(const uint16_t *x, int64_t n, void *row)
         planes[nib_moe_plane_index(i)] = x[i];
 }
 
-static void activate(const struct nib_activation *activation, const float *gate_up, int64_t first, void *row,
-                     void *rest)
+// Eight elements are two neighbours in each of four planes.
+static void store_planes(__m128bh values, uint16_t *planes)
+{
+    const __m128i by_plane = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    int32_t pairs[4];
+    _mm_storeu_si128((__m128i *)(void *)pairs, _mm_shuffle_epi8((__m128i)values, by_plane));
+    for (int p = 0; p < 4; p++)
+        memcpy(planes + p * 32, &pairs[p], sizeof pairs[p]);
+}
+
+void nib_moe_activate_planes(const struct nib_activation *activation, const float *gate_up, int64_t first,
+                             void *row, void *rest)
 {
     float value[8];
+    int64_t place = nib_moe_plane_index(first);
     moe_activate_8(activation, gate_up, value);
-    uint16_t *planes = row, *rest_planes = rest;
-    for (int i = 0; i < 8; i++) {
-        int64_t place = nib_moe_plane_index(first + i);
-        planes[place] = nib_bf16_from_f32(value[i]);
-        if (rest)
-            rest_planes[place] = nib_bf16_from_f32(value[i] - nib_bf16_to_f32(planes[place]));
-    }
+    __m256 exact = _mm256_loadu_ps(value);
+    __m128bh rounded = _mm256_cvtneps_pbh(exact);
+    store_planes(rounded, (uint16_t *)row + place);
+    if (!rest)
+        return;
+    __m256 kept = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)rounded), 16));
+    store_planes(_mm256_cvtneps_pbh(_mm256_sub_ps(exact, kept)), (uint16_t *)rest + place);
 }
 
 const struct nib_moe_kernel nib_moe_avx512bf16 = {
@@ -239,7 +250,7 @@ const struct nib_moe_kernel nib_moe_avx512bf16 = {
     .reason = "vdpbf16ps on weights unpacked in registers with their scale in the exponent",
     .element_bytes = 2,
     .max_tokens = NIB_MOE_TOKENS,
-    .arrange = arrange,
+    .arrange = nib_moe_arrange_planes,
     .multiply = multiply,
-    .activate = activate,
+    .activate = nib_moe_activate_planes,
 };

@@ -137,6 +137,11 @@ INLINE __m512 reduce_rows(const __m512 *sum /* [16] */)
 void nib_moe_multiply_panel_exact(const struct panel *panel, const uint16_t *const *x /* [m] */, int m,
                                   __m512 (*saved)[NIB_MOE_ROWS] /* [m] */);
 
+// arrange and activate of struct nib_moe_kernel for rows in planes.
+void nib_moe_arrange_planes(const uint16_t *x /* [n] bf16 */, int64_t n, void *row);
+void nib_moe_activate_planes(const struct nib_activation *activation, const float *gate_up /* [2, 8] */,
+                             int64_t first, void *row, void *rest);
+
 // A multiply of more than NIB_MOE_FEW activation rows.
 void nib_moe_multiply_many(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
                            const void *const *x /* [m] */, int m, float *out /* [m, 16] */);

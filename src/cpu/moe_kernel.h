@@ -42,6 +42,7 @@ struct nib_moe_kernel {
     const char *reason;   // why this kernel, after its tier was picked
     size_t element_bytes; // of an arranged activation row
     int max_tokens;       // activation rows of a multiply at most
+    bool rows_in_order;   // wants them one behind the other
 
     // x as the kernel wants to read it; elements past n, up to a whole chunk, become zero
     void (*arrange)(const uint16_t *x /* [n] bf16 */, int64_t n, void *row /* [chunks, 128] */);

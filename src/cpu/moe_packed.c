@@ -20,7 +20,8 @@ struct run {
     const struct nib_moe_kernel *kernel;
     const struct nib_moe_call *call;
     struct nib_moe_groups groups;
-    uint8_t *x_rows, *h_rows; // arranged: [T] of x, [n_routes, h_parts] of the intermediate
+    // Arranged: x, one row a token, or with kernel->rows_in_order one a route; the intermediate, [n_routes, h_parts].
+    uint8_t *x_rows, *h_rows;
     size_t x_row_bytes, h_row_bytes;
     int h_parts; // rows of the intermediate for one route: 1, or 2 with the rest of the rounding
     float *sums; /* [T, K] y in fp32: the caller's own y when that is fp32; NULL when no y is wanted */
@@ -46,6 +47,11 @@ static size_t arranged_bytes(const struct nib_moe_kernel *kernel, int64_t n)
     return (size_t)((n + NIB_MOE_CHUNK - 1) / NIB_MOE_CHUNK * NIB_MOE_CHUNK) * kernel->element_bytes;
 }
 
+static int64_t x_row_count(const struct nib_moe_kernel *kernel, int64_t tokens, int64_t top_k)
+{
+    return kernel->rows_in_order ? tokens * top_k : tokens;
+}
+
 static int intermediate_parts(const struct nib_moe_plan *plan)
 {
     return plan->kernel->element_bytes == 2 && plan->weights.intermediate <= SHORT_INTERMEDIATE ? 2 : 1;
@@ -55,7 +61,7 @@ size_t nib_moe_packed_scratch_bytes(const struct nib_moe_plan *plan, int64_t tok
 {
     const struct nib_moe_weights *w = &plan->weights;
     return align_up(nib_moe_groups_bytes(w->n_experts, tokens * top_k)) +
-           (size_t)tokens * arranged_bytes(plan->kernel, w->hidden) +
+           (size_t)x_row_count(plan->kernel, tokens, top_k) * arranged_bytes(plan->kernel, w->hidden) +
            (size_t)(tokens * top_k * intermediate_parts(plan)) * arranged_bytes(plan->kernel, w->intermediate) +
            align_up((size_t)(tokens * w->hidden) * sizeof(float));
 }
@@ -73,7 +79,7 @@ static struct run carve_scratch(const struct nib_moe_plan *plan, const struct ni
     int32_t *group_memory = call->scratch;
     memory += align_up(nib_moe_groups_bytes(w->n_experts, routes));
     run.x_rows = memory;
-    memory += (size_t)call->tokens * run.x_row_bytes;
+    memory += (size_t)x_row_count(plan->kernel, call->tokens, call->top_k) * run.x_row_bytes;
     run.h_rows = memory;
     memory += (size_t)(routes * run.h_parts) * run.h_row_bytes;
     if (call->y)
@@ -162,6 +168,13 @@ static int tile_tokens(int64_t n, int most)
     return (int)((n + tiles - 1) / tiles);
 }
 
+// Of route s, in the order of the groups.
+static uint8_t *x_row(const struct run *run, int64_t s)
+{
+    int64_t row = run->kernel->rows_in_order ? s : run->groups.order[s] / run->call->top_k;
+    return run->x_rows + (size_t)row * run->x_row_bytes;
+}
+
 static void gate_up_routes(const struct run *run, int64_t group, int64_t index, int64_t first, int64_t end,
                            const struct nib_moe_block *ahead)
 {
@@ -182,7 +195,7 @@ static void gate_up_routes(const struct run *run, int64_t group, int64_t index, 
     for (int64_t s = first; s < end; s += tile) {
         int m = (int)(end - s < tile ? end - s : tile);
         for (int t = 0; t < m; t++)
-            x[t] = run->x_rows + (size_t)(run->groups.order[s + t] / run->call->top_k) * run->x_row_bytes;
+            x[t] = x_row(run, s + t);
         run->kernel->multiply(&block, ahead, w->hidden, x, m, out);
         ahead = NULL;
         for (int t = 0; t < m; t++) {
@@ -315,11 +328,12 @@ static void down_piece(const struct run *run, const struct work *work, int64_t p
         round_rows(run, row, rows);
 }
 
-static void arrange_token(const struct run *run, int64_t t)
+static void arrange_row(const struct run *run, int64_t row)
 {
     int64_t hidden = run->plan->weights.hidden;
-    run->kernel->arrange((const uint16_t *)run->call->x + t * hidden, hidden,
-                         run->x_rows + (size_t)t * run->x_row_bytes);
+    int64_t token = run->kernel->rows_in_order ? run->groups.order[row] / run->call->top_k : row;
+    run->kernel->arrange((const uint16_t *)run->call->x + token * hidden, hidden,
+                         run->x_rows + (size_t)row * run->x_row_bytes);
 }
 
 // The last chunk of an intermediate row that does not fill it is read whole.
@@ -337,6 +351,7 @@ void nib_moe_packed_run(const struct nib_moe_plan *plan, const struct nib_moe_ca
     plan_work(&gate_up, 2 * w->intermediate, w->hidden, run.groups.n_groups, 1, call->threads);
     plan_work(&down, w->hidden, w->intermediate, 1, run.groups.n_groups ? run.groups.n_groups : 1, call->threads);
     bool odd = w->intermediate % NIB_MOE_CHUNK != 0;
+    int64_t x_rows = run.kernel->rows_in_order ? run.groups.n_routes : call->tokens;
 
 #pragma omp parallel num_threads(call->threads)
     {
@@ -344,8 +359,8 @@ void nib_moe_packed_run(const struct nib_moe_plan *plan, const struct nib_moe_ca
         for (int64_t r = 0; r < (odd ? run.groups.n_routes * run.h_parts : 0); r++)
             clear_h_tail(&run, r);
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < call->tokens; t++)
-            arrange_token(&run, t);
+        for (int64_t row = 0; row < x_rows; row++)
+            arrange_row(&run, row);
         int64_t piece = take_piece(&gate_up);
         while (piece < gate_up.total) {
             int64_t next = take_piece(&gate_up);

@@ -263,7 +263,8 @@ static void a_nan_scale_in_gate_or_up_spoils_the_route(void **state)
     }
 }
 
-static const struct nib_moe_kernel *const packed_kernels[] = {&nib_moe_avx2, &nib_moe_avx512, &nib_moe_avx512bf16};
+static const struct nib_moe_kernel *const packed_kernels[] = {&nib_moe_avx2, &nib_moe_avx512, &nib_moe_avx512bf16,
+                                                              &nib_moe_amx};
 
 // Every code with every scale, alone in its row at each of a few columns, times an activation of one.
 static void every_code_and_scale_is_exact(void **state)
@@ -275,13 +276,14 @@ static void every_code_and_scale_is_exact(void **state)
         const struct nib_moe_kernel *kernel = packed_kernels[k];
         if (!nib_cpu_has(kernel->tier))
             continue;
-        _Alignas(64) uint8_t row[256 * sizeof(float)];
+        static _Alignas(64) uint8_t rows_memory[NIB_MOE_TOKENS][256 * sizeof(float)];
         for (size_t p = 0; p < sizeof places / sizeof *places; p++) {
             int place = places[p];
             uint16_t x[COLUMNS] = {0};
             uint8_t packed[16][COLUMNS / 2] = {{0}}, scales[16][COLUMNS / 32];
             x[place] = 0x3f80;
-            kernel->arrange(x, COLUMNS, row);
+            for (int t = 0; t < NIB_MOE_TOKENS; t++)
+                kernel->arrange(x, COLUMNS, rows_memory[t]);
             for (int code = 0; code < 16; code++)
                 packed[code][place / 2] = (uint8_t)(place % 2 ? code << 4 : code);
             struct nib_moe_block block = {.packed = {packed[0], packed[8]},
@@ -296,7 +298,7 @@ static void every_code_and_scale_is_exact(void **state)
                     const void *rows[NIB_MOE_TOKENS];
                     float out[NIB_MOE_TOKENS * NIB_MOE_ROWS];
                     for (int t = 0; t < m; t++)
-                        rows[t] = row;
+                        rows[t] = rows_memory[t];
                     kernel->multiply(&block, NULL, COLUMNS, rows, m, out);
                     for (int i = 0; i < m * NIB_MOE_ROWS; i++) {
                         float want = nib_e2m1_to_f32((uint8_t)(i % 16)) * nib_e8m0_to_f32((uint8_t)scale);
