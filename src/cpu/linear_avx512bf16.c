@@ -35,18 +35,19 @@ INLINE __m512bh load_last_weights(enum nib_dtype dtype, const char *p, __mmask32
                            : (__m512bh)_mm512_maskz_loadu_epi16(live, p);
 }
 
-// The first columns of a tile, as 16-lane sums. Weights come from memory at full speed only when the lines of the tiles
-// 1, 3 and 5 further on are asked for: processors drop a part of such hints, so each line is asked for about three times,
-// by `tries` hints when the tile's tokens take one pass over its weights and by fewer when they take more.
+// The whole vectors of a tile's columns, as 16-lane sums. Weights come from memory at full speed only when the lines of
+// the tiles 1, 3 and 5 further on are asked for: processors drop a part of such hints, so each line is asked for about
+// three times, by `tries` hints when the tile's tokens take one pass over its weights and by fewer when they take more.
 INLINE int64_t whole_vectors(enum nib_dtype dtype, int rows, int tokens, int tries, const char *weight,
                              const uint16_t *x, const struct nib_linear_part *part, __m512 sum[ROWS][TOKENS])
 {
     int64_t k = 0, size = dtype == NIB_I8 ? 1 : 2, row_bytes = part->cols * size;
+    int64_t last_hint = 2 * ROWS * tries * row_bytes;
     for (; k + 32 <= part->cols; k += 32) {
         __m512bh w[ROWS];
-        for (int ahead = 1; ahead < 2 * tries; ahead += 2)
+        for (int64_t hint = ROWS * row_bytes; hint < last_hint; hint += 2 * ROWS * row_bytes)
             for (int r = 0; r < rows; r++)
-                _mm_prefetch(weight + (ahead * ROWS + r) * row_bytes + k * size, _MM_HINT_T1);
+                _mm_prefetch(weight + hint + r * row_bytes + k * size, _MM_HINT_T1);
         for (int r = 0; r < rows; r++)
             w[r] = load_weights(dtype, weight + r * row_bytes + k * size);
         for (int t = 0; t < tokens; t++) {
@@ -88,67 +89,60 @@ INLINE void tile(enum nib_dtype dtype, int rows, int tokens, int tries, const st
     }
 }
 
-INLINE void tile_of(enum nib_dtype dtype, int rows, int64_t tokens, int tries, const struct nib_linear_part *part,
-                    int64_t row, int64_t token)
+INLINE void four_rows(enum nib_dtype dtype, int64_t tokens, int tries, const struct nib_linear_part *part,
+                      int64_t row, int64_t token)
 {
     switch (tokens) {
     case 1:
-        tile(dtype, rows, 1, tries, part, row, token);
+        tile(dtype, 4, 1, tries, part, row, token);
         break;
     case 2:
-        tile(dtype, rows, 2, tries, part, row, token);
+        tile(dtype, 4, 2, tries, part, row, token);
         break;
     case 3:
-        tile(dtype, rows, 3, tries, part, row, token);
+        tile(dtype, 4, 3, tries, part, row, token);
         break;
     case 4:
-        tile(dtype, rows, 4, tries, part, row, token);
+        tile(dtype, 4, 4, tries, part, row, token);
         break;
     case 5:
-        tile(dtype, rows, 5, tries, part, row, token);
+        tile(dtype, 4, 5, tries, part, row, token);
         break;
     default:
-        tile(dtype, rows, 6, tries, part, row, token);
+        tile(dtype, 4, 6, tries, part, row, token);
         break;
     }
 }
 
-// One group of rows with tokens [token, end), in passes of nearly equal width.
-INLINE void row_group(enum nib_dtype dtype, int rows, const struct nib_linear_part *part, int64_t row,
-                      int64_t token, int64_t end)
+// All rows of tokens [token, end), in passes of nearly equal width.
+INLINE void token_block(enum nib_dtype dtype, const struct nib_linear_part *part, int64_t token, int64_t end)
 {
-    int64_t passes = (end - token + TOKENS - 1) / TOKENS, left = passes;
-    for (int64_t width; left > 0; token += width, left--) {
-        width = (end - token + left - 1) / left;
-        if (passes == 1)
-            tile_of(dtype, rows, width, 3, part, row, token);
-        else if (passes == 2)
-            tile_of(dtype, rows, width, 2, part, row, token);
-        else
-            tile_of(dtype, rows, width, 1, part, row, token);
-    }
+    int64_t passes = (end - token + TOKENS - 1) / TOKENS, row = 0;
+    for (; row + ROWS <= part->n_rows; row += ROWS)
+        for (int64_t t = token, left = passes, width; left > 0; t += width, left--) {
+            width = (end - t + left - 1) / left;
+            four_rows(dtype, width, passes < 3 ? (int)(4 - passes) : 1, part, row, t);
+        }
+    for (; row < part->n_rows; row++)
+        for (int64_t t = token; t < end; t++)
+            tile(dtype, 1, 1, 0, part, row, t);
 }
 
-INLINE void all_rows(enum nib_dtype dtype, const struct nib_linear_part *part)
+INLINE void all_tokens(enum nib_dtype dtype, const struct nib_linear_part *part)
 {
     int64_t block = CACHED_BYTES / (part->x_pitch * 2) / TOKENS * TOKENS;
     if (block < TOKENS)
         block = TOKENS;
-    for (int64_t token = 0; token < part->tokens; token += block) {
-        int64_t end = token + block < part->tokens ? token + block : part->tokens, row = 0;
-        for (; row + ROWS <= part->n_rows; row += ROWS)
-            row_group(dtype, ROWS, part, row, token, end);
-        for (; row < part->n_rows; row++)
-            row_group(dtype, 1, part, row, token, end);
-    }
+    for (int64_t token = 0; token < part->tokens; token += block)
+        token_block(dtype, part, token, token + block < part->tokens ? token + block : part->tokens);
 }
 
 void nib_linear_avx512bf16(const struct nib_linear_part *part)
 {
     if (part->dtype == NIB_I8)
-        all_rows(NIB_I8, part);
+        all_tokens(NIB_I8, part);
     else
-        all_rows(NIB_BF16, part);
+        all_tokens(NIB_BF16, part);
 }
 
 void nib_round_bf16_avx512bf16(const float *x, int64_t n, uint16_t *rounded)
