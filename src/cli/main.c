@@ -40,6 +40,8 @@ int main(int argc, char **argv)
         {"run", "chat with a model, or answer one prompt", cmd_run},
         {"inspect", "what a checkpoint holds and how it would run", cmd_inspect},
         {"parity", "hold the kernels against exact results", cmd_parity},
+        {"convert", "write a checkpoint in another form", cmd_convert},
+        {"verify", "prove that a converted checkpoint says the same", cmd_verify},
         {"check", "compare a model's logits and greedy tokens with stored ones", cmd_check},
         {"eval", "negative log-likelihood of a text, accuracy on tasks", cmd_eval},
     };
