@@ -69,7 +69,7 @@ static enum content content_of(const struct nib_tensor_spec *spec)
     if (strstr(spec->name, "norm"))
         return NORM;
     if (spec->dtype == NIB_U8)
-        return strstr(spec->name, "scales") ? SCALES : CODES;
+        return strstr(spec->name, "scale") ? SCALES : CODES;
     return BF16_WEIGHTS;
 }
 

@@ -238,7 +238,7 @@ static void write_rows(const struct attention *a, const struct nib_attend_task *
         struct nib_attend_row row = nib_attend_row_of(&a->plan, task, r);
         float *y = nib_buffer_row(a->y, row.token) + row.head * a->attend->v_dim;
         for (int64_t d = 0; d < a->attend->v_dim; d++)
-            y[d] = total->out[r * a->v_pitch + d] / total->sum[r];
+            y[d] = total->out[r * a->v_pitch + d] / total->sum[r] * a->attend->value_scale;
     }
 }
 

@@ -44,6 +44,7 @@ static void cpu_close(struct nib_device *device)
     free(device->partials);
     free(device->moe_scratch);
     nib_free_narrowed(device->narrowed);
+    nib_free_fp8_scales(device->scales);
     free(device);
 }
 
@@ -99,12 +100,15 @@ static size_t cpu_scratch_bytes(const struct nib_device_options *options, const 
 static nib_status cpu_bind(struct nib_device *device, const struct nib_weight_view *view,
                            struct nib_weight *weight, struct nib_error *err)
 {
+    if (view->dtype == NIB_F8_E4M3)
+        return nib_bind_fp8(view, &device->scales, weight, err);
     if (view->dtype != NIB_BF16 && view->dtype != NIB_F32 && view->dtype != NIB_F16)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "tensor %s: the cpu device has no linear for dtype %s",
                         view->name, nib_dtype_name(view->dtype));
     if (device->options.dense_int8 && view->may_narrow)
         return nib_narrow_matrix(view, device->options.threads, &device->narrowed, weight, err);
-    *weight = (struct nib_weight){view->data, view->dtype, view->rows, view->cols, NULL};
+    *weight =
+        (struct nib_weight){.data = view->data, .dtype = view->dtype, .rows = view->rows, .cols = view->cols};
     return NIB_OK;
 }
 
@@ -167,7 +171,9 @@ static const char *cpu_linear_kernel(const struct nib_device *device, const stru
         *reason = device->kernels->linear_reason;
         return device->kernels->linear_name;
     }
-    *reason = "weights that are not bf16 are widened to fp32 in registers";
+    *reason = weight->dtype == NIB_F8_E4M3
+                  ? "E4M3 weights are decoded in registers as they lie, with their blocks' scales"
+                  : "weights that are not bf16 are widened to fp32 in registers";
     return device->kernels->wide_name;
 }
 
@@ -307,12 +313,15 @@ const struct nib_ops *nib_cpu_ops(void)
         .end = cpu_end,
         .embed = nib_cpu_embed,
         .rms_norm = nib_cpu_rms_norm,
+        .head_norm = nib_cpu_head_norm,
         .linear = nib_cpu_linear,
+        .linear_heads = nib_cpu_linear_heads,
         .rope = nib_cpu_rope,
         .append = nib_cpu_append,
         .attend = nib_cpu_attend,
         .route = nib_cpu_route,
         .moe = nib_cpu_moe,
+        .silu_mul = nib_cpu_silu_mul,
         .add = nib_cpu_add,
         .gather = nib_cpu_gather,
         .all_reduce = cpu_all_reduce,

@@ -3,6 +3,7 @@
 #define NIB_CPU_CPU_DEVICE_H
 
 #include "cpu/cpu_kernels.h"
+#include "ops/dense_fp8.h"
 #include "ops/dense_int8.h"
 #include "ops/ops.h"
 
@@ -26,6 +27,7 @@ struct nib_device {
     size_t moe_scratch_bytes;
     uint64_t expert_bytes_read;    // since begin
     struct nib_narrowed *narrowed; // 8-bit copies of dense matrices, with dense_int8
+    struct nib_fp8_scales *scales; // of dense matrices in FP8
 };
 
 struct nib_moe {
@@ -84,6 +86,11 @@ size_t nib_cpu_attend_scratch_bytes(const struct nib_scratch_query *query);
 void nib_cpu_embed(struct nib_device *device, struct nib_buffer y, const struct nib_weight *table);
 void nib_cpu_rms_norm(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
                       const struct nib_weight *weight, float eps);
+void nib_cpu_head_norm(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
+                       const struct nib_weight *weight, float eps);
+void nib_cpu_linear_heads(struct nib_device *device, struct nib_buffer y, struct nib_buffer x,
+                          const struct nib_head_product *product);
+void nib_cpu_silu_mul(struct nib_device *device, struct nib_buffer gate, struct nib_buffer up);
 void nib_cpu_linear(struct nib_device *device, int64_t rows, struct nib_buffer x,
                     const struct nib_projection *projections, int n_projections);
 void nib_cpu_rope(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cpu/cpu_device.h"
+#include "ops/route.h"
 
 static void widen_row(const struct nib_weight *weight, int64_t row, float *out /* [cols] */)
 {
@@ -41,24 +42,38 @@ static float sum_of_squares(const float *x /* [n] */, int64_t n)
     return sum;
 }
 
+static void norm(const float *in /* [cols] */, const struct nib_weight *weight, float eps, float *out /* [cols] */)
+{
+    int64_t n = weight->cols;
+    float inverse = 1.0f / sqrtf(sum_of_squares(in, n) / (float)n + eps);
+    if (weight->dtype == NIB_BF16) {
+        const uint16_t *bits = weight->data;
+        for (int64_t i = 0; i < n; i++)
+            out[i] = in[i] * inverse * nib_bf16_to_f32(bits[i]);
+    } else {
+        for (int64_t i = 0; i < n; i++)
+            out[i] = in[i] * inverse * nib_weight_element(weight, i);
+    }
+}
+
 void nib_cpu_rms_norm(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
                       const struct nib_weight *weight, float eps)
 {
-    int64_t width = x.width;
-#pragma omp parallel for num_threads(nib_cpu_threads(device, rows *width))
-    for (int64_t r = 0; r < rows; r++) {
-        const float *in = nib_buffer_row(x, r);
-        float *out = nib_buffer_row(y, r);
-        float inverse = 1.0f / sqrtf(sum_of_squares(in, width) / (float)width + eps);
-        if (weight->dtype == NIB_BF16) {
-            const uint16_t *bits = weight->data;
-            for (int64_t i = 0; i < width; i++)
-                out[i] = in[i] * inverse * nib_bf16_to_f32(bits[i]);
-        } else {
-            for (int64_t i = 0; i < width; i++)
-                out[i] = in[i] * inverse * nib_weight_element(weight, i);
+#pragma omp parallel for num_threads(nib_cpu_threads(device, rows *x.width))
+    for (int64_t r = 0; r < rows; r++)
+        norm(nib_buffer_row(x, r), weight, eps, nib_buffer_row(y, r));
+}
+
+void nib_cpu_head_norm(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
+                       const struct nib_weight *weight, float eps)
+{
+    int64_t tokens = device->step->n_tokens;
+#pragma omp parallel for num_threads(nib_cpu_threads(device, tokens *x.width))
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t h = 0; h < n_heads; h++) {
+            float *head = nib_buffer_row(x, t) + h * head_dim;
+            norm(head, weight, eps, head);
         }
-    }
 }
 
 enum { ROPE_PAIRS = 64 }; // pairs whose cosines are kept at a time
@@ -95,7 +110,7 @@ static void rope_token(float *x /* [n_heads * head_dim] */, float position, int6
             sines[i] = sinf(angle) * rope->scale;
         }
         for (int64_t h = 0; h < n_heads; h++) {
-            float *head = x + h * head_dim;
+            float *head = x + h * head_dim + rope->first;
             if (rope->interleaved)
                 rotate_interleaved(head + 2 * first, cosines, sines, n);
             else
@@ -122,38 +137,24 @@ void nib_cpu_append(struct nib_device *device, struct nib_cache cache, struct ni
                                     nib_cached_row(step, cache, step->sequence_of[t], step->positions[t]));
 }
 
-// The best logit that is not yet among the first `taken` ids; the lower index of equals.
-static int32_t best_expert(const float *logits, int64_t n_experts, const int32_t *ids, int64_t taken)
-{
-    int32_t best = -1;
-    for (int32_t e = 0; e < n_experts; e++) {
-        if (best >= 0 && !(logits[e] > logits[best]))
-            continue;
-        bool is_taken = false;
-        for (int64_t j = 0; j < taken; j++)
-            is_taken |= ids[j] == e;
-        if (!is_taken)
-            best = e;
-    }
-    return best;
-}
-
 void nib_cpu_route(struct nib_device *device, struct nib_routes routes, struct nib_buffer logits,
                    const struct nib_router *router)
 {
-    int64_t tokens = device->step->n_tokens, top_k = router->top_k;
-#pragma omp parallel for num_threads(nib_cpu_threads(device, tokens * router->n_experts * top_k))
-    for (int64_t t = 0; t < tokens; t++) {
-        const float *row = nib_buffer_row(logits, t);
-        int32_t *ids = routes.expert_ids + t * routes.top_k;
-        float *weights = routes.weights + t * routes.top_k, sum = 0;
-        for (int64_t j = 0; j < top_k; j++) {
-            ids[j] = best_expert(row, router->n_experts, ids, j);
-            sum += weights[j] = expf(row[ids[j]] - row[ids[0]]);
-        }
-        for (int64_t j = 0; j < top_k; j++)
-            weights[j] /= sum;
-    }
+    int64_t tokens = device->step->n_tokens;
+#pragma omp parallel for num_threads(nib_cpu_threads(device, tokens * router->n_experts * router->top_k))
+    for (int64_t t = 0; t < tokens; t++)
+        nib_route_token(router, nib_buffer_row(logits, t), routes.expert_ids + t * routes.top_k,
+                        routes.weights + t * routes.top_k);
+}
+
+void nib_cpu_silu_mul(struct nib_device *device, struct nib_buffer gate, struct nib_buffer up)
+{
+    int64_t n = device->step->n_tokens * gate.width;
+    float *g = gate.data;
+    const float *u = up.data;
+#pragma omp parallel for num_threads(nib_cpu_threads(device, 8 * n))
+    for (int64_t i = 0; i < n; i++)
+        g[i] = g[i] / (1.0f + expf(-g[i])) * u[i];
 }
 
 void nib_cpu_add(struct nib_device *device, struct nib_buffer x, struct nib_buffer y)

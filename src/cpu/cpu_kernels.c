@@ -9,6 +9,7 @@ static const struct nib_cpu_kernels avx2 = {
     .wide_name = "linear_wide_avx2",
     .round_bf16 = nib_round_bf16_any,
     .linear_wide = nib_linear_wide_avx2,
+    .linear_across = nib_linear_across_avx2,
     .pack_query = nib_attend_pack_query_wide,
     .attend_block = nib_attend_block_avx2,
 };
@@ -20,6 +21,7 @@ static const struct nib_cpu_kernels avx512 = {
     .wide_name = "linear_wide_avx512",
     .round_bf16 = nib_round_bf16_any,
     .linear_wide = nib_linear_wide_avx512,
+    .linear_across = nib_linear_across_avx512,
     .pack_query = nib_attend_pack_query_wide,
     .attend_block = nib_attend_block_avx512,
 };
@@ -32,6 +34,7 @@ static const struct nib_cpu_kernels avx512bf16 = {
     .round_bf16 = nib_round_bf16_avx512bf16,
     .linear_bf16 = nib_linear_avx512bf16,
     .linear_wide = nib_linear_wide_avx512,
+    .linear_across = nib_linear_across_avx512,
     .pack_query = nib_attend_pack_query_avx512bf16,
     .attend_block = nib_attend_block_avx512bf16,
 };

@@ -10,10 +10,13 @@
 
 // y[t, r] = sum over k of x[t, k] * weight[r, k], plus bias[r].
 struct nib_linear_part {
-    const void *x;        /* [tokens, x_pitch] bf16, zero from cols up to a multiple of 32; or fp32 */
-    int64_t x_pitch;      // elements from one token to the next
-    const void *weight;   /* [n_rows, cols] dtype, any alignment */
-    const float *scales;  /* [n_rows] of weights in NIB_I8, whose sums they multiply; else NULL */
+    const void *x;      /* [tokens, x_pitch] bf16, zero from cols up to a multiple of 32; or fp32 */
+    int64_t x_pitch;    // elements from one token to the next
+    const void *weight; /* [n_rows, cols] dtype, any alignment */
+    // Of weights in NIB_I8 and NIB_F8_E4M3, whose codes they multiply: row r has those of block row
+    // (first_row + r) / block_rows. Blocks of NIB_I8 are whole rows; of NIB_F8_E4M3 that, or multiples of 16 columns.
+    const float *scales; /* [blocks of rows, ceil(cols / block_cols)] */
+    int64_t first_row, block_rows, block_cols;
     const float *bias;    /* [n_rows] */
     float *y;             /* [tokens, y_pitch], of which this part writes n_rows columns */
     int64_t y_pitch;      // elements
@@ -67,8 +70,10 @@ struct nib_cpu_kernels {
     void (*round_bf16)(const float *x /* [n] */, int64_t n, uint16_t *rounded /* [n] */);
     // bf16 x, weights in bf16 or int8; NULL where the tier has no such product, and linear_wide does that work.
     void (*linear_bf16)(const struct nib_linear_part *part);
-    // fp32 x; weights in bf16, f16, f32 or int8.
+    // fp32 x; weights in bf16, f16, f32, int8 or E4M3.
     void (*linear_wide)(const struct nib_linear_part *part);
+    // The weight from the other side, y[t, c] = sum over r of x[t, r] * weight[r, c]: fp32 x, no bias, no int8.
+    void (*linear_across)(const struct nib_linear_part *part);
     void (*pack_query)(const float *query /* [n] */, int64_t n, float *packed /* [n + 1] */);
     void (*attend_block)(const struct nib_attend_block *block);
 };
@@ -81,6 +86,8 @@ void nib_round_bf16_avx512bf16(const float *x /* [n] */, int64_t n, uint16_t *ro
 
 void nib_linear_wide_avx2(const struct nib_linear_part *part);
 void nib_linear_wide_avx512(const struct nib_linear_part *part);
+void nib_linear_across_avx2(const struct nib_linear_part *part);
+void nib_linear_across_avx512(const struct nib_linear_part *part);
 void nib_linear_avx512bf16(const struct nib_linear_part *part);
 
 void nib_attend_pack_query_wide(const float *query /* [n] */, int64_t n, float *packed /* [n + 1] */);

@@ -45,9 +45,12 @@ static void run_chunk(const struct nib_device *device, int64_t tokens, struct ni
         .x = rounded ? (const void *)device->rounded : x.data,
         .x_pitch = rounded ? nib_rounded_pitch(x.width) : x.width,
         .weight = (const char *)weight->data + offset,
-        .scales = weight->scales ? weight->scales + chunk.first : NULL,
+        .scales = weight->scales,
+        .first_row = weight->first_row + chunk.first,
+        .block_rows = weight->block_rows,
+        .block_cols = weight->block_cols,
         .bias = biases,
-        .y = (float *)chunk.projection->y.data + chunk.first,
+        .y = (float *)chunk.projection->y.data + chunk.projection->column + chunk.first,
         .y_pitch = chunk.projection->y.width,
         .dtype = weight->dtype,
         .tokens = tokens,
@@ -69,7 +72,7 @@ static bool check(struct nib_device *device, int64_t rows, struct nib_buffer x, 
         nib_fail(&device->error, NIB_ERR_LIMIT, "a linear of %lld x %lld inputs in a device opened for %d x %lld",
                  (long long)rows, (long long)x.width, device->options.max_tokens,
                  (long long)device->limits.max_width);
-    else if (p->weight->cols != x.width || p->weight->rows > p->y.width)
+    else if (p->weight->cols != x.width || p->column + p->weight->rows > p->y.width)
         nib_fail(&device->error, NIB_ERR_ARGUMENT,
                  "a linear of weight [%lld, %lld] with inputs of %lld and outputs of %lld",
                  (long long)p->weight->rows, (long long)p->weight->cols, (long long)x.width,

@@ -83,7 +83,7 @@ INLINE void tile(enum nib_dtype dtype, int rows, int tokens, int tries, const st
         float y[4];
         _mm_storeu_ps(y, vec_sum4(sum[0][t], sum[1][t], sum[2][t], sum[3][t]));
         for (int r = 0; r < rows; r++) {
-            float scale = dtype == NIB_I8 ? part->scales[row + r] : 1.0f;
+            float scale = dtype == NIB_I8 ? part->scales[part->first_row + row + r] : 1.0f;
             part->y[(token + t) * part->y_pitch + row + r] = y[r] * scale + part->bias[row + r];
         }
     }

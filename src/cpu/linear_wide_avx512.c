@@ -8,3 +8,8 @@ void nib_linear_wide_avx512(const struct nib_linear_part *part)
 {
     linear_wide(part);
 }
+
+void nib_linear_across_avx512(const struct nib_linear_part *part)
+{
+    linear_across(part);
+}

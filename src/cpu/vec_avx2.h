@@ -102,6 +102,25 @@ static inline vec vec_from_i8_some(const int8_t *p /* [n] */, int64_t n)
     return vec_from_i8(padded);
 }
 
+// E4M3 codes read as fp16, which has the same bias but for 8: values over VEC_E4M3_UNIT, and NaN for NaN.
+#define VEC_E4M3_UNIT 256.0f
+
+static inline vec vec_from_e4m3(const uint8_t *p /* [8] */)
+{
+    __m128i halves = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
+    halves = _mm_and_si128(halves, _mm_set1_epi16((short)0xbfff)); // one of the two copies of the sign
+    __m128i magnitude = _mm_set1_epi16(0x3f80);
+    __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(halves, magnitude), magnitude);
+    return _mm256_cvtph_ps(_mm_or_si128(halves, _mm_and_si128(nan, _mm_set1_epi16(0x7c00))));
+}
+
+static inline vec vec_from_e4m3_some(const uint8_t *p /* [n] */, int64_t n)
+{
+    uint8_t padded[8] = {0};
+    memcpy(padded, p, (size_t)n);
+    return vec_from_e4m3(padded);
+}
+
 static inline vec vec_from_f16(const uint16_t *p /* [8] */)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));

@@ -89,6 +89,28 @@ static inline vec vec_from_i8_some(const int8_t *p /* [n] */, int64_t n)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(vec_first(n), p)));
 }
 
+// E4M3 codes read as fp16, which has the same bias but for 8: values over VEC_E4M3_UNIT, and NaN for NaN.
+#define VEC_E4M3_UNIT 256.0f
+
+static inline vec vec_widen_e4m3(__m128i codes)
+{
+    __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    halves = _mm256_and_si256(halves, _mm256_set1_epi16((short)0xbfff)); // one of the two copies of the sign
+    __m256i magnitude = _mm256_set1_epi16(0x3f80);
+    __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(halves, magnitude), magnitude);
+    return _mm512_cvtph_ps(_mm256_or_si256(halves, _mm256_and_si256(nan, _mm256_set1_epi16(0x7c00))));
+}
+
+static inline vec vec_from_e4m3(const uint8_t *p /* [16] */)
+{
+    return vec_widen_e4m3(_mm_loadu_si128((const __m128i *)p));
+}
+
+static inline vec vec_from_e4m3_some(const uint8_t *p /* [n] */, int64_t n)
+{
+    return vec_widen_e4m3(_mm_maskz_loadu_epi8(vec_first(n), p));
+}
+
 static inline vec vec_from_f16(const uint16_t *p /* [16] */)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));

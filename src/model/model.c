@@ -1,11 +1,13 @@
 #include "model/model.h"
 
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
 
-static const struct nib_model_family *const families[] = {&nib_gpt_oss_family};
+static const struct nib_model_family *const families[] = {&nib_gpt_oss_family, &nib_deepseek_v3_family,
+                                                          &nib_mimo_v2_family, &nib_minimax_m2_family,
+                                                          &nib_qwen3_moe_family};
 
 static nib_status find_family(const struct nib_config *config, const struct nib_model_family **family,
                               struct nib_error *err)
@@ -16,14 +18,18 @@ static nib_status find_family(const struct nib_config *config, const struct nib_
     nib_status status = nib_config_string_or(config, "model_type", fallback, &type, err);
     if (status)
         return status;
+    char why[256] = "nibble runs:";
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (strcmp(families[i]->model_type, type) == 0) {
-            *family = families[i];
-            return NIB_OK;
+        for (const char *const *known = families[i]->model_types; *known; known++) {
+            if (strcmp(*known, type) == 0) {
+                *family = families[i];
+                return NIB_OK;
+            }
+            snprintf(why + strlen(why), sizeof why - strlen(why), " %s", *known);
         }
     if (!*type)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "%s: model_type is missing", nib_config_name(config));
-    return nib_config_refuse(config, "model_type", "nibble runs: gpt_oss", err);
+    return nib_config_refuse(config, "model_type", why, err);
 }
 
 nib_status nib_model_create(const struct nib_config *config, struct nib_model **model, struct nib_error *err)
@@ -53,6 +59,27 @@ void nib_model_forward(struct nib_model *model, const struct nib_step *step, con
     model->family->forward(model, step, caches);
 }
 
+static nib_status refuse_shape(const struct nib_tensor *tensor, int64_t rows, int64_t cols, struct nib_error *err)
+{
+    char text[96];
+    nib_tensor_describe(tensor, text, sizeof text);
+    if (rows == 1)
+        return nib_fail(err, NIB_ERR_FORMAT, "%s: tensor %s is %s, the config asks for [%lld]", tensor->file,
+                        tensor->name, text, (long long)cols);
+    return nib_fail(err, NIB_ERR_FORMAT, "%s: tensor %s is %s, the config asks for [%lld, %lld]", tensor->file,
+                    tensor->name, text, (long long)rows, (long long)cols);
+}
+
+static nib_status bind_view(struct nib_model *model, struct nib_checkpoint *checkpoint,
+                            const struct nib_tensor *tensor, const struct nib_weight_view *view,
+                            struct nib_weight *weight, struct nib_error *err)
+{
+    nib_status status = model->ops->bind(model->device, view, weight, err);
+    if (!status && weight->dtype == NIB_I8) // the file's pages were read once and are not needed again
+        nib_checkpoint_advise(checkpoint, tensor, NIB_ADVICE_DONT_NEED);
+    return status;
+}
+
 nib_status nib_bind_tensor(struct nib_model *model, struct nib_checkpoint *checkpoint, const char *name,
                            int64_t rows, int64_t cols, bool may_narrow, struct nib_weight *weight,
                            struct nib_error *err)
@@ -63,18 +90,44 @@ nib_status nib_bind_tensor(struct nib_model *model, struct nib_checkpoint *check
         return status;
     bool fits = rows == 1 ? tensor->rank == 1 && tensor->shape[0] == cols
                           : tensor->rank == 2 && tensor->shape[0] == rows && tensor->shape[1] == cols;
-    if (!fits) {
-        char text[96];
-        nib_tensor_describe(tensor, text, sizeof text);
-        if (rows == 1)
-            return nib_fail(err, NIB_ERR_FORMAT, "%s: tensor %s is %s, the config asks for [%lld]", tensor->file,
-                            name, text, (long long)cols);
-        return nib_fail(err, NIB_ERR_FORMAT, "%s: tensor %s is %s, the config asks for [%lld, %lld]", tensor->file,
-                        name, text, (long long)rows, (long long)cols);
+    if (!fits)
+        return refuse_shape(tensor, rows, cols, err);
+    struct nib_weight_view view = {.data = tensor->data,
+                                   .dtype = tensor->dtype,
+                                   .rows = rows,
+                                   .cols = cols,
+                                   .name = tensor->name,
+                                   .may_narrow = may_narrow};
+    return bind_view(model, checkpoint, tensor, &view, weight, err);
+}
+
+nib_status nib_bind_linear(struct nib_model *model, struct nib_checkpoint *checkpoint, const char *name,
+                           int64_t rows, int64_t cols, bool may_narrow, struct nib_weight *weight,
+                           struct nib_weight *bias, struct nib_error *err)
+{
+    struct nib_linear_view linear;
+    nib_status status = nib_checkpoint_linear(checkpoint, name, &linear, err);
+    if (status)
+        return status;
+    if (linear.rows != rows || linear.cols != cols)
+        return refuse_shape(linear.weight, rows, cols, err);
+    if (linear.kind == NIB_LINEAR_MXFP4)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "%s: tensor %s is MXFP4, which only experts may be here",
+                        linear.weight->file, linear.weight->name);
+    struct nib_weight_view view = {.data = linear.weight->data,
+                                   .dtype = linear.weight->dtype,
+                                   .rows = rows,
+                                   .cols = cols,
+                                   .name = linear.weight->name,
+                                   .may_narrow = may_narrow};
+    if (linear.scale) {
+        view.scales = linear.scale->data;
+        view.scale_dtype = linear.scale->dtype;
+        view.block_rows = linear.block_rows;
+        view.block_cols = linear.block_cols;
     }
-    struct nib_weight_view view = {tensor->data, tensor->dtype, rows, cols, tensor->name, may_narrow};
-    status = model->ops->bind(model->device, &view, weight, err);
-    if (!status && weight->dtype == NIB_I8) // the file's pages were read once and are not needed again
-        nib_checkpoint_advise(checkpoint, tensor, NIB_ADVICE_DONT_NEED);
-    return status;
+    status = bind_view(model, checkpoint, linear.weight, &view, weight, err);
+    if (status || !linear.bias)
+        return status;
+    return nib_bind_tensor(model, checkpoint, linear.bias->name, 1, rows, false, bias, err);
 }

@@ -49,7 +49,7 @@ struct nib_model {
 };
 
 struct nib_model_family {
-    const char *model_type; // in config.json
+    const char *model_types[4]; // in config.json, NULL behind the last
     nib_status (*create)(const struct nib_config *config, struct nib_model **model, struct nib_error *err);
     void (*free)(struct nib_model *model);
     // Calls `visit` for each tensor until it fails.
@@ -86,11 +86,17 @@ nib_status nib_bind_tensor(struct nib_model *model, struct nib_checkpoint *check
                            int64_t rows, int64_t cols, bool may_narrow, struct nib_weight *weight,
                            struct nib_error *err);
 
+// Binds the linear `name` (without ".weight") and its bias where it has one, in whatever form the checkpoint stores it.
+nib_status nib_bind_linear(struct nib_model *model, struct nib_checkpoint *checkpoint, const char *name,
+                           int64_t rows, int64_t cols, bool may_narrow, struct nib_weight *weight,
+                           struct nib_weight *bias, struct nib_error *err);
+
 // inv_freq and the multiplier of cos and sin for default, linear and yarn; other types are refused by `config`'s name.
 // The arithmetic is fp32 in the order of the transformers library, whose results models are compared with.
 nib_status nib_rope_table(const struct nib_config *config, const struct nib_rope_config *rope, int64_t dims,
                           float *inv_freq /* [dims / 2] */, float *scale, struct nib_error *err);
 
-extern const struct nib_model_family nib_gpt_oss_family;
+extern const struct nib_model_family nib_gpt_oss_family, nib_qwen3_moe_family, nib_minimax_m2_family,
+    nib_mimo_v2_family, nib_deepseek_v3_family;
 
 #endif

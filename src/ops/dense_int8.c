@@ -67,6 +67,14 @@ nib_status nib_narrow_matrix(const struct nib_weight_view *view, int threads, st
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t r = 0; r < view->rows; r++)
         copy->scales[r] = narrow_row(view, r, copy->weights + r * view->cols);
-    *weight = (struct nib_weight){copy->weights, NIB_I8, view->rows, view->cols, copy->scales};
+    *weight = (struct nib_weight){
+        .data = copy->weights,
+        .dtype = NIB_I8,
+        .rows = view->rows,
+        .cols = view->cols,
+        .scales = copy->scales,
+        .block_rows = 1,
+        .block_cols = view->cols,
+    };
     return NIB_OK;
 }

@@ -29,18 +29,24 @@ struct nib_device_options {
 // A dense matrix or vector as it lies in the checkpoint (a vector has rows = 1).
 struct nib_weight_view {
     const void *data;     /* [rows, cols] */
-    enum nib_dtype dtype; // NIB_BF16, NIB_F32 or NIB_F16
+    enum nib_dtype dtype; // NIB_BF16, NIB_F32, NIB_F16, or NIB_F8_E4M3 with scales
     int64_t rows, cols;
-    const char *name; // for messages; lives as long as the checkpoint
-    bool may_narrow;  // a matrix that is only ever multiplied with, and whose result chooses no expert
+    const char *name;           // for messages; lives as long as the checkpoint
+    bool may_narrow;            // a matrix that is only ever multiplied with, and whose result chooses no expert
+    const void *scales;         /* [ceil(rows / block_rows), ceil(cols / block_cols)] of NIB_F8_E4M3; else NULL */
+    enum nib_dtype scale_dtype; // NIB_F32, NIB_BF16, or NIB_F8_E8M0 (also written NIB_U8)
+    int64_t block_rows, block_cols;
 };
 
 // The same, bound to a device. `data` is null when the weight is absent (an optional bias).
 struct nib_weight {
     const void *data;
-    enum nib_dtype dtype; // NIB_I8: narrowed, and an element is its integer times the row's scale
+    enum nib_dtype dtype; // NIB_I8: narrowed by the device, one scale a row
     int64_t rows, cols;
-    const float *scales; /* [rows] of NIB_I8; else NULL */
+    // An element of NIB_I8 and NIB_F8_E4M3 is its code times the scale of its block; NULL otherwise. A weight that is cut
+    // out of a taller one keeps that one's scales, among which its own begin at row first_row.
+    const float *scales; /* [blocks of rows, ceil(cols / block_cols)] */
+    int64_t block_rows, block_cols, first_row;
 };
 
 // Activations on a device: [rows, width], row-major, element type of the device's choosing (fp32 on ref and cpu).
@@ -83,16 +89,28 @@ struct nib_step {
 
 // One product of a `linear` call.
 struct nib_projection {
-    struct nib_buffer y;             /* [rows, weight rows] */
+    struct nib_buffer y;             /* [rows, width]: columns column … column + weight rows - 1 are written */
     const struct nib_weight *weight; /* [out, in] */
     const struct nib_weight *bias;   /* [out] or data = NULL */
     bool exact;                      // inputs stay fp32 (routers: a rounded input would choose other experts)
+    int64_t column;
 };
 
-// Rotary positions: element pairs (i, i + d/2), or (2i, 2i + 1) when interleaved, of the first `dims` of each head.
+// A product for each head, with rows of its own out of one matrix: head h has the `rows` rows from
+// h * row_pitch + first_row on. y_h = x_h * W_h^T, or x_h * W_h when transposed. Heads lie x_pitch and y_pitch elements
+// apart; `tail` elements of x that follow x_h are copied behind y_h.
+struct nib_head_product {
+    const struct nib_weight *weight; /* [n_heads * row_pitch, cols] */
+    int64_t n_heads, row_pitch, first_row, rows;
+    bool transposed;
+    int64_t x_pitch, y_pitch, tail;
+};
+
+// Rotary positions: element pairs (i, i + d/2), or (2i, 2i + 1) when interleaved, of the `dims` elements of each head
+// from `first` on.
 struct nib_rope {
     const float *inv_freq; /* [dims / 2], owned by the model */
-    int64_t dims;
+    int64_t first, dims;
     float scale; // cos and sin are multiplied by it
     bool interleaved;
 };
@@ -100,19 +118,28 @@ struct nib_rope {
 struct nib_attend {
     int64_t n_heads, n_kv_heads; // query heads h share kv head h / (n_heads / n_kv_heads)
     int64_t head_dim, v_dim;
-    int64_t window; // a query at position p sees keys at p - window + 1 … p; 0: all up to p
-    float scale;    // of the logits
+    int64_t window;    // a query at position p sees keys at p - window + 1 … p; 0: all up to p
+    float scale;       // of the logits
+    float value_scale; // of the result
     const struct nib_weight
         *sinks; /* [n_heads] an extra logit per head that takes probability and adds no value; or NULL */
 };
 
 enum nib_router_kind {
     NIB_ROUTER_TOPK_SOFTMAX, // the top_k largest logits, softmax over those (gpt-oss)
+    NIB_ROUTER_SOFTMAX,      // scores are the softmax over all experts
+    NIB_ROUTER_SIGMOID,      // scores are sigmoids
 };
 
+// The top_k experts with the largest score + correction; their weights are the bare scores. With n_groups > 1 a group of
+// neighbouring experts counts as much as its two best together, and only the top_groups best groups are chosen from.
 struct nib_router {
     enum nib_router_kind kind;
     int64_t n_experts, top_k;
+    const struct nib_weight *correction; /* [n_experts], or NULL */
+    int64_t n_groups, top_groups;        // groups of at least two experts; 0 or 1: none
+    bool normalise;                      // weights are divided by their sum
+    float scale;                         // and multiplied by this
 };
 
 struct nib_moe; // a bound MoE layer
@@ -167,15 +194,22 @@ struct nib_ops {
     // y = x / sqrt(mean(x^2) + eps) * weight, over `rows` rows; y may be x
     void (*rms_norm)(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
                      const struct nib_weight *weight, float eps);
+    // the same in place for each of the n_heads heads of x, [T, n_heads * head_dim]: of a head's first weight->cols elements
+    void (*head_norm)(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
+                      const struct nib_weight *weight, float eps);
     // y_i = x * weight_i^T + bias_i for each projection of one input
     void (*linear)(struct nib_device *device, int64_t rows, struct nib_buffer x,
                    const struct nib_projection *projections, int n_projections);
+    // y = the product of each head of x, the step's T rows
+    void (*linear_heads)(struct nib_device *device, struct nib_buffer y, struct nib_buffer x,
+                         const struct nib_head_product *product);
     // rotates the heads of x in place at the step's positions; x is [T, n_heads * head_dim]
     void (*rope)(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
                  const struct nib_rope *rope);
     // writes the step's T rows of x into their pages
     void (*append)(struct nib_device *device, struct nib_cache cache, struct nib_buffer x);
-    // y[t, h] = softmax(q[t, h] * K^T * scale with the sink) * V over the sequence's cached rows that t may see
+    // y[t, h] = softmax(q[t, h] * K^T * scale with the sink) * V * value_scale over the sequence's cached rows that t may
+    // see. The values may be the first v_dim columns of the keys' own cache (latent attention: one kv head).
     void (*attend)(struct nib_device *device, struct nib_buffer y, struct nib_buffer q, struct nib_cache keys,
                    struct nib_cache values, const struct nib_attend *attend);
     void (*route)(struct nib_device *device, struct nib_routes routes, struct nib_buffer logits,
@@ -183,6 +217,8 @@ struct nib_ops {
     // y = the MoE layer of x (see nibble/moe.h)
     void (*moe)(struct nib_device *device, struct nib_buffer y, struct nib_buffer x, struct nib_routes routes,
                 const struct nib_moe *moe);
+    // gate = silu(gate) * up, the step's T rows
+    void (*silu_mul)(struct nib_device *device, struct nib_buffer gate, struct nib_buffer up);
     // x += y, the step's T rows
     void (*add)(struct nib_device *device, struct nib_buffer x, struct nib_buffer y);
     // y[r] = x[output_rows[r]]

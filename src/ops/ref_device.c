@@ -26,6 +26,7 @@ static void ref_close(struct nib_device *device)
         return;
     free(device->moe_scratch);
     nib_free_narrowed(device->narrowed);
+    nib_free_fp8_scales(device->scales);
     free(device);
 }
 
@@ -39,12 +40,15 @@ static size_t ref_scratch_bytes(const struct nib_device_options *options, const 
 static nib_status ref_bind(struct nib_device *device, const struct nib_weight_view *view,
                            struct nib_weight *weight, struct nib_error *err)
 {
+    if (view->dtype == NIB_F8_E4M3)
+        return nib_bind_fp8(view, &device->scales, weight, err);
     if (view->dtype != NIB_BF16 && view->dtype != NIB_F32 && view->dtype != NIB_F16)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "tensor %s: the ref device has no linear for dtype %s",
                         view->name, nib_dtype_name(view->dtype));
     if (device->options.dense_int8 && view->may_narrow)
         return nib_narrow_matrix(view, device->options.threads, &device->narrowed, weight, err);
-    *weight = (struct nib_weight){view->data, view->dtype, view->rows, view->cols, NULL};
+    *weight =
+        (struct nib_weight){.data = view->data, .dtype = view->dtype, .rows = view->rows, .cols = view->cols};
     return NIB_OK;
 }
 
@@ -230,12 +234,15 @@ static const struct nib_ops ref_ops = {
     .end = ref_end,
     .embed = ref_embed,
     .rms_norm = ref_rms_norm,
+    .head_norm = ref_head_norm,
     .linear = ref_linear,
+    .linear_heads = ref_linear_heads,
     .rope = ref_rope,
     .append = ref_append,
     .attend = ref_attend,
     .route = ref_route,
     .moe = ref_moe,
+    .silu_mul = ref_silu_mul,
     .add = ref_add,
     .gather = ref_gather,
     .all_reduce = ref_all_reduce,

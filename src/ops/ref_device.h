@@ -2,6 +2,7 @@
 #ifndef NIB_OPS_REF_DEVICE_H
 #define NIB_OPS_REF_DEVICE_H
 
+#include "ops/dense_fp8.h"
 #include "ops/dense_int8.h"
 #include "ops/ops.h"
 
@@ -13,6 +14,7 @@ struct nib_device {
     size_t moe_scratch_bytes;
     uint64_t expert_bytes_read;    // since begin
     struct nib_narrowed *narrowed; // 8-bit copies of dense matrices, with dense_int8
+    struct nib_fp8_scales *scales; // of dense matrices in FP8
 };
 
 struct nib_moe {
@@ -25,6 +27,11 @@ struct nib_moe {
 void ref_embed(struct nib_device *device, struct nib_buffer y, const struct nib_weight *table);
 void ref_rms_norm(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
                   const struct nib_weight *weight, float eps);
+void ref_head_norm(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
+                   const struct nib_weight *weight, float eps);
+void ref_linear_heads(struct nib_device *device, struct nib_buffer y, struct nib_buffer x,
+                      const struct nib_head_product *product);
+void ref_silu_mul(struct nib_device *device, struct nib_buffer gate, struct nib_buffer up);
 void ref_linear(struct nib_device *device, int64_t rows, struct nib_buffer x,
                 const struct nib_projection *projections, int n_projections);
 void ref_rope(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,

@@ -7,17 +7,28 @@
 #include "base/error.h"
 #include "ops/expert_bytes.h"
 #include "ops/ref_device.h"
+#include "ops/route.h"
 
 static float *row_of(struct nib_buffer buffer, int64_t row)
 {
     return (float *)buffer.data + row * buffer.width;
 }
 
+static float block_scale(const struct nib_weight *weight, int64_t index)
+{
+    int64_t row = (weight->first_row + index / weight->cols) / weight->block_rows,
+            column = index % weight->cols / weight->block_cols,
+            pitch = (weight->cols + weight->block_cols - 1) / weight->block_cols;
+    return weight->scales[row * pitch + column];
+}
+
 static float element(const struct nib_weight *weight, int64_t index)
 {
     switch (weight->dtype) {
     case NIB_I8:
-        return (float)((const int8_t *)weight->data)[index] * weight->scales[index / weight->cols];
+        return (float)((const int8_t *)weight->data)[index] * block_scale(weight, index);
+    case NIB_F8_E4M3:
+        return nib_e4m3_to_f32(((const uint8_t *)weight->data)[index]) * block_scale(weight, index);
     case NIB_F32:
         return ((const float *)weight->data)[index];
     case NIB_F16:
@@ -50,17 +61,29 @@ void ref_embed(struct nib_device *device, struct nib_buffer y, const struct nib_
             row_of(y, t)[i] = element(table, (int64_t)step->tokens[t] * table->cols + i);
 }
 
+static void norm(float *out, const float *in, int64_t n, const struct nib_weight *weight, float eps)
+{
+    float inverse = 1.0f / sqrtf(dot(in, in, n) / (float)n + eps);
+    for (int64_t i = 0; i < n; i++)
+        out[i] = in[i] * inverse * element(weight, i);
+}
+
 void ref_rms_norm(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
                   const struct nib_weight *weight, float eps)
 {
     (void)device;
-    for (int64_t r = 0; r < rows; r++) {
-        const float *in = row_of(x, r);
-        float *out = row_of(y, r);
-        float inverse = 1.0f / sqrtf(dot(in, in, x.width) / (float)x.width + eps);
-        for (int64_t i = 0; i < x.width; i++)
-            out[i] = in[i] * inverse * element(weight, i);
-    }
+    for (int64_t r = 0; r < rows; r++)
+        norm(row_of(y, r), row_of(x, r), x.width, weight, eps);
+}
+
+void ref_head_norm(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
+                   const struct nib_weight *weight, float eps)
+{
+    for (int64_t t = 0; t < device->step->n_tokens; t++)
+        for (int64_t h = 0; h < n_heads; h++) {
+            float *head = row_of(x, t) + h * head_dim;
+            norm(head, head, weight->cols, weight, eps);
+        }
 }
 
 // One output row of the weight, widened once and multiplied with every input row.
@@ -70,7 +93,7 @@ static void linear_row(int64_t rows, struct nib_buffer x, const struct nib_proje
         wide[i] = element(p->weight, out * p->weight->cols + i);
     float bias = p->bias && p->bias->data ? element(p->bias, out) : 0.0f;
     for (int64_t r = 0; r < rows; r++)
-        row_of(p->y, r)[out] = dot(row_of(x, r), wide, p->weight->cols) + bias;
+        row_of(p->y, r)[p->column + out] = dot(row_of(x, r), wide, p->weight->cols) + bias;
 }
 
 void ref_linear(struct nib_device *device, int64_t rows, struct nib_buffer x,
@@ -96,6 +119,31 @@ void ref_linear(struct nib_device *device, int64_t rows, struct nib_buffer x,
         nib_fail_memory(&device->error, (unsigned long long)x.width * sizeof(float), "a row of a linear");
 }
 
+// Row by row of the head's matrix: each is an output, or weighs one input into all outputs.
+static void head_product(float *y, const float *x, const struct nib_head_product *p, int64_t head)
+{
+    int64_t cols = p->weight->cols, in = p->transposed ? p->rows : cols, out = p->transposed ? cols : p->rows;
+    memset(y, 0, (size_t)out * sizeof *y);
+    for (int64_t r = 0; r < p->rows; r++) {
+        int64_t at = (head * p->row_pitch + p->first_row + r) * cols;
+        for (int64_t c = 0; c < cols; c++)
+            if (p->transposed)
+                y[c] += x[r] * element(p->weight, at + c);
+            else
+                y[r] += x[c] * element(p->weight, at + c);
+    }
+    memcpy(y + out, x + in, (size_t)p->tail * sizeof *y);
+}
+
+void ref_linear_heads(struct nib_device *device, struct nib_buffer y, struct nib_buffer x,
+                      const struct nib_head_product *product)
+{
+#pragma omp parallel for collapse(2) num_threads(device->options.threads)
+    for (int64_t t = 0; t < device->step->n_tokens; t++)
+        for (int64_t h = 0; h < product->n_heads; h++)
+            head_product(row_of(y, t) + h * product->y_pitch, row_of(x, t) + h * product->x_pitch, product, h);
+}
+
 void ref_rope(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
               const struct nib_rope *rope)
 {
@@ -107,7 +155,7 @@ void ref_rope(struct nib_device *device, struct nib_buffer x, int64_t n_heads, i
             float angle = (float)step->positions[t] * rope->inv_freq[i];
             float c = cosf(angle) * rope->scale, s = sinf(angle) * rope->scale;
             for (int64_t h = 0; h < n_heads; h++) {
-                float *head = row_of(x, t) + h * head_dim;
+                float *head = row_of(x, t) + h * head_dim + rope->first;
                 float *a = rope->interleaved ? head + 2 * i : head + i;
                 float *b = rope->interleaved ? a + 1 : a + half;
                 float first = *a, second = *b;
@@ -167,6 +215,8 @@ static void attend_head(const struct nib_step *step, int64_t t, int64_t head, fl
         for (int64_t d = 0; d < attend->v_dim; d++)
             out[d] += scores[i] * value[d];
     }
+    for (int64_t d = 0; d < attend->v_dim; d++)
+        out[d] *= attend->value_scale;
 }
 
 void ref_attend(struct nib_device *device, struct nib_buffer y, struct nib_buffer q, struct nib_cache keys,
@@ -199,24 +249,9 @@ void ref_attend(struct nib_device *device, struct nib_buffer y, struct nib_buffe
 void ref_route(struct nib_device *device, struct nib_routes routes, struct nib_buffer logits,
                const struct nib_router *router)
 {
-    for (int64_t t = 0; t < device->step->n_tokens; t++) {
-        const float *row = row_of(logits, t);
-        int32_t *ids = routes.expert_ids + t * routes.top_k;
-        float *weights = routes.weights + t * routes.top_k;
-        for (int64_t j = 0; j < router->top_k; j++) {
-            int32_t best = -1;
-            for (int32_t e = 0; e < router->n_experts; e++) {
-                bool taken = false;
-                for (int64_t i = 0; i < j; i++)
-                    taken |= ids[i] == e;
-                if (!taken && (best < 0 || row[e] > row[best])) // ties go to the lower index
-                    best = e;
-            }
-            ids[j] = best;
-            weights[j] = row[best];
-        }
-        softmax(weights, router->top_k, -INFINITY);
-    }
+    for (int64_t t = 0; t < device->step->n_tokens; t++)
+        nib_route_token(router, row_of(logits, t), routes.expert_ids + t * routes.top_k,
+                        routes.weights + t * routes.top_k);
 }
 
 void ref_moe(struct nib_device *device, struct nib_buffer y, struct nib_buffer x, struct nib_routes routes,
@@ -241,6 +276,14 @@ void ref_moe(struct nib_device *device, struct nib_buffer y, struct nib_buffer x
     struct nib_error err;
     if (nib_moe_run(moe->plan, &call, &err) && !device->error.status)
         device->error = err;
+}
+
+void ref_silu_mul(struct nib_device *device, struct nib_buffer gate, struct nib_buffer up)
+{
+    float *g = gate.data;
+    const float *u = up.data;
+    for (int64_t i = 0; i < device->step->n_tokens * gate.width; i++)
+        g[i] = g[i] / (1.0f + expf(-g[i])) * u[i];
 }
 
 void ref_add(struct nib_device *device, struct nib_buffer x, struct nib_buffer y)

@@ -84,7 +84,7 @@ static void attend(const struct test_device *d, const struct scene *scene, const
 {
     float *q = rows_for(step, scene->n_heads * scene->head_dim, 1, 3);
     float *sinks = test_random_values(scene->n_heads, 3, false, 9);
-    struct nib_weight sink_weight = {sinks, NIB_F32, 1, scene->n_heads, NULL};
+    struct nib_weight sink_weight = {.data = sinks, .dtype = NIB_F32, .rows = 1, .cols = scene->n_heads};
     struct nib_buffer queries = test_buffer(d, step->n_tokens, scene->n_heads * scene->head_dim, q);
     struct nib_buffer y = test_buffer(d, step->n_tokens, scene->n_heads * scene->v_dim, NULL);
     struct nib_attend how = {
@@ -94,6 +94,7 @@ static void attend(const struct test_device *d, const struct scene *scene, const
         .v_dim = scene->v_dim,
         .window = scene->window,
         .scale = 1.0f / sqrtf((float)scene->head_dim),
+        .value_scale = scene->sinks ? 0.707f : 1.0f,
         .sinks = scene->sinks ? &sink_weight : NULL,
     };
     d->ops->begin(d->device, step);

@@ -66,7 +66,8 @@ static void compare(const struct test_device *cpu, const struct test_device *ref
         const struct test_device *d = devices[i];
         struct nib_buffer in = test_buffer(d, shape.tokens, shape.cols, x);
         struct nib_buffer out = test_buffer(d, shape.tokens, shape.rows, NULL);
-        struct nib_projection projection = {out, &weight.weight, &bias.weight, shape.exact};
+        struct nib_projection projection = {
+            .y = out, .weight = &weight.weight, .bias = &bias.weight, .exact = shape.exact};
         y[i] = malloc((size_t)(shape.tokens * shape.rows) * sizeof(float));
         assert_non_null(y[i]);
         d->ops->begin(d->device, &(struct nib_step){0});
@@ -138,7 +139,7 @@ static void project(const struct test_device *d, const float *x, int64_t first, 
     struct nib_projection projections[3];
     for (int i = 0; i < 3; i++) {
         out[i] = test_buffer(d, tokens, weights[i].weight.rows, NULL);
-        projections[i] = (struct nib_projection){out[i], &weights[i].weight, NULL, i == 1};
+        projections[i] = (struct nib_projection){.y = out[i], .weight = &weights[i].weight, .exact = i == 1};
     }
     d->ops->begin(d->device, &(struct nib_step){0});
     d->ops->linear(d->device, tokens, in, projections, 3);
@@ -190,7 +191,7 @@ static void the_first_failure_is_remembered(void **state)
     struct test_device cpu = test_device_open(nib_cpu_ops(), 1, 4, &query);
     struct guarded_weight weight = make_weight(NIB_BF16, 4, MAX_WIDTH + 1, TEST_GUARD_BEHIND, 1);
     struct nib_buffer x = test_buffer(&cpu, 4, MAX_WIDTH + 1, NULL), y = test_buffer(&cpu, 4, 4, NULL);
-    struct nib_projection wide = {y, &weight.weight, NULL, false};
+    struct nib_projection wide = {.y = y, .weight = &weight.weight};
     struct nib_error err;
     cpu.ops->begin(cpu.device, &(struct nib_step){0});
     cpu.ops->linear(cpu.device, 1, x, &wide, 1);

@@ -69,7 +69,7 @@ static struct nib_weight weight; // what the operation at hand uses
 static struct nib_weight weight_of(enum nib_dtype dtype, int64_t rows, int64_t cols)
 {
     const void *data = dtype == NIB_F32 ? (void *)f32_values : dtype == NIB_BF16 ? bf16_values : f16_values;
-    return (struct nib_weight){data, dtype, rows, cols, NULL};
+    return (struct nib_weight){.data = data, .dtype = dtype, .rows = rows, .cols = cols};
 }
 
 static int fill_values(void **state)
@@ -92,6 +92,16 @@ static void norm_in_place(const struct test_device *d, struct nib_buffer x)
 static void take_embedding(const struct test_device *d, struct nib_buffer x)
 {
     d->ops->embed(d->device, x, &weight);
+}
+
+static void norm_heads(const struct test_device *d, struct nib_buffer x)
+{
+    d->ops->head_norm(d->device, x, 3, 33, &weight, 1e-5f);
+}
+
+static void gate_itself(const struct test_device *d, struct nib_buffer x)
+{
+    d->ops->silu_mul(d->device, x, x);
 }
 
 static void add_to_itself(const struct test_device *d, struct nib_buffer x)
@@ -117,10 +127,13 @@ static void small_operations_agree_with_ref(void **state)
             enum nib_dtype dtype = (const enum nib_dtype[]){NIB_BF16, NIB_F32, NIB_F16}[i];
             weight = weight_of(dtype, 1, WIDTH);
             compare(&pair, x, WIDTH, 1e-6, norm_in_place);
+            weight = weight_of(dtype, 1, 29); // three heads of 33, of which 29 elements are normed
+            compare(&pair, x, 99, 1e-6, norm_heads);
             weight = weight_of(dtype, TOKENS, WIDTH);
             compare(&pair, x, WIDTH, 0, take_embedding);
         }
         compare(&pair, x, WIDTH, 0, add_to_itself);
+        compare(&pair, x, WIDTH, 1e-6, gate_itself);
         compare(&pair, x, WIDTH, 0, gather_outputs);
         close_pair(&pair);
     }
@@ -144,10 +157,13 @@ static void rope_agrees_with_ref(void **state)
     float *x = test_random_values(TOKENS * 3 * 176, 1, false, 3);
     struct pair pair = open_pair(2);
     for (int interleaved = 0; interleaved < 2; interleaved++) {
-        rope = (struct nib_rope){inv_freq, 48, 1.3465f, interleaved};
+        rope = (struct nib_rope){.inv_freq = inv_freq, .dims = 48, .scale = 1.3465f, .interleaved = interleaved};
         compare(&pair, x, 3 * 48, 1e-6, rotate);
         rope.dims = 20; // the rest of each head stays
         compare(&pair, x, 3 * 48, 1e-6, rotate);
+        rope.first = 28; // nor does it begin at the front
+        compare(&pair, x, 3 * 48, 1e-6, rotate);
+        rope.first = 0;
         rope.dims = 160; // more pairs than are kept at a time
         compare(&pair, x, 3 * 176, 1e-6, rotate);
     }
@@ -165,7 +181,8 @@ static void routing_agrees_with_ref(void **state)
     for (int i = 0; i < WIDTH; i++)
         x[i] = 1;
     for (int64_t top_k = 1; top_k <= 8; top_k += 3) {
-        struct nib_router router = {NIB_ROUTER_TOPK_SOFTMAX, WIDTH, top_k};
+        struct nib_router router = {
+            .kind = NIB_ROUTER_TOPK_SOFTMAX, .n_experts = WIDTH, .top_k = top_k, .scale = 1};
         struct nib_routes routes[2];
         const struct test_device *devices[2] = {&pair.cpu, &pair.ref};
         for (int i = 0; i < 2; i++) {
@@ -196,7 +213,7 @@ static void not_a_number_still_routes_to_experts(void **state)
     x[0] = NAN;
     for (int i = 0; i < WIDTH; i++)
         x[WIDTH + i] = NAN;
-    struct nib_router router = {NIB_ROUTER_TOPK_SOFTMAX, WIDTH, 4};
+    struct nib_router router = {.kind = NIB_ROUTER_TOPK_SOFTMAX, .n_experts = WIDTH, .top_k = 4, .scale = 1};
     struct nib_routes routes;
     struct nib_buffer logits = test_buffer(&pair.cpu, TOKENS, WIDTH, x);
     assert_int_equal(pair.cpu.ops->alloc_routes(pair.cpu.device, TOKENS, 4, &routes, NULL), NIB_OK);

@@ -18,7 +18,8 @@ static void rows_round_to_nearest_even_with_their_own_scale(void **state)
     (void)state;
     const float rows[4][4] = {{254, -1, 3, 5}, {0, -0.0f, 0, 0}, {-12.7f, 6.35f, 0.05f, -0.05f}, {1, NAN, 2, 3}};
     const int8_t expected[3][4] = {{127, 0, 2, 2}, {1, 1, 1, 1}, {-127, 64, 0, 0}};
-    const struct nib_weight_view view = {rows, NIB_F32, 4, 4, "w", true};
+    const struct nib_weight_view view = {
+        .data = rows, .dtype = NIB_F32, .rows = 4, .cols = 4, .name = "w", .may_narrow = true};
     struct nib_narrowed *list = NULL;
     struct nib_weight weight;
     assert_int_equal(nib_narrow_matrix(&view, 2, &list, &weight, NULL), NIB_OK);
@@ -45,7 +46,8 @@ static void project(const struct nib_ops *ops, int64_t cols, const uint16_t *wei
 {
     const struct nib_scratch_query query = {.max_width = cols, .hidden = 32, .n_heads = 1, .head_dim = 64};
     const struct nib_device_options options = {2, TOKENS, 1, true};
-    const struct nib_weight_view view = {weights, NIB_BF16, ROWS, cols, "w", true};
+    const struct nib_weight_view view = {
+        .data = weights, .dtype = NIB_BF16, .rows = ROWS, .cols = cols, .name = "w", .may_narrow = true};
     struct nib_device *device;
     struct nib_weight weight;
     struct nib_buffer in, out;
@@ -55,7 +57,7 @@ static void project(const struct nib_ops *ops, int64_t cols, const uint16_t *wei
     assert_int_equal(ops->alloc_buffer(device, TOKENS, cols, &in, NULL), NIB_OK);
     assert_int_equal(ops->alloc_buffer(device, TOKENS, ROWS, &out, NULL), NIB_OK);
     memcpy(in.data, x, (size_t)(tokens * cols) * sizeof *x);
-    const struct nib_projection projection = {out, &weight, NULL, false};
+    const struct nib_projection projection = {.y = out, .weight = &weight};
     ops->begin(device, &(struct nib_step){0});
     ops->linear(device, tokens, in, &projection, 1);
     ops->read(device, tokens, out, y);
