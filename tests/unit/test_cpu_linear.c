@@ -44,7 +44,7 @@ static struct guarded_weight make_weight(enum nib_dtype dtype, int64_t rows, int
             ((uint16_t *)memory.data)[i] =
                 (uint16_t)((value < 0 ? 0x8000 : 0) | (0x1800 + (int)(seed >> 40) % 0x2800));
     }
-    return (struct guarded_weight){memory, {memory.data, dtype, rows, cols, NULL}};
+    return (struct guarded_weight){memory, {.data = memory.data, .dtype = dtype, .rows = rows, .cols = cols}};
 }
 
 struct shape {

@@ -124,6 +124,13 @@ static void logits_do_not_depend_on_company_chunks_or_threads(void **state)
     check_invariance(FIXTURE, "ref", 90);
     check_invariance(FIXTURE, "cpu", 90);
     check_invariance(TINY, "cpu", 170); // beyond its window of 128
+    const char *const families[] = {"qwen3_moe", "minimax_m2", "mimo_v2", "kimi_k2", "deepseek_v3_grouped"};
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        char folder[128];
+        snprintf(folder, sizeof folder, "tests/data/models/%s", families[i]);
+        check_invariance(folder, "ref", 60);
+        check_invariance(folder, "cpu", 90);
+    }
 }
 
 static void a_failed_step_changes_nothing(void **state)
