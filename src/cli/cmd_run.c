@@ -24,32 +24,25 @@ struct wishes {
     struct session_options session;
 };
 
-// What the command line leaves open comes from generation_config.json, and what that leaves open is plain sampling.
-static nib_status choose_sampling(const struct wishes *wishes, const struct nib_config *config,
+// What the command line leaves open comes from generation_config.json.
+static nib_status choose_sampling(const struct wishes *wishes, const struct session *session,
                                   struct nib_sampling *sampling, struct nib_error *err)
 {
-    double temperature = 1, top_p = 1, min_p = 0;
-    int64_t top_k = 0;
-    bool sample = true;
-    nib_status status;
-    if (config && ((status = nib_config_bool_or(config, "do_sample", true, &sample, err)) ||
-                   (status = nib_config_real_or(config, "temperature", 1, 0, 100, &temperature, err)) ||
-                   (status = nib_config_real_or(config, "top_p", 1, 0, 1, &top_p, err)) ||
-                   (status = nib_config_real_or(config, "min_p", 0, 0, 1, &min_p, err)) ||
-                   (status = nib_config_int_or(config, "top_k", 0, 0, INT32_MAX, &top_k, err))))
+    nib_status status = session_sampling(session, sampling, err);
+    if (status)
         return status;
-    if (!sample)
-        temperature = 0;
-    *sampling = (struct nib_sampling){
-        .temperature = (float)(wishes->temperature >= 0 ? wishes->temperature : temperature),
-        .top_p = (float)(wishes->top_p >= 0 ? wishes->top_p : top_p),
-        .min_p = (float)(wishes->min_p >= 0 ? wishes->min_p : min_p),
-        .top_k = (int32_t)(wishes->top_k >= 0 ? wishes->top_k : top_k),
-        .seed = (uint64_t)wishes->seed,
-    };
-    uint32_t random;
-    if (wishes->seed < 0)
-        sampling->seed = getrandom(&random, sizeof random, 0) == (ssize_t)sizeof random ? random : 0;
+    if (wishes->temperature >= 0)
+        sampling->temperature = (float)wishes->temperature;
+    if (wishes->top_p >= 0)
+        sampling->top_p = (float)wishes->top_p;
+    if (wishes->min_p >= 0)
+        sampling->min_p = (float)wishes->min_p;
+    if (wishes->top_k >= 0)
+        sampling->top_k = (int32_t)wishes->top_k;
+    uint32_t random = 0;
+    if (wishes->seed < 0 && getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
+        random = 0;
+    sampling->seed = wishes->seed < 0 ? random : (uint64_t)wishes->seed;
     return NIB_OK;
 }
 
@@ -77,8 +70,7 @@ static nib_status open_talk(struct talk *talk, const struct wishes *wishes, stru
     if (!status)
         status = session_open(&talk->session, wishes->model, &wishes->session, err);
     if (!status)
-        status = choose_sampling(wishes, nib_checkpoint_generation(nib_engine_checkpoint(talk->session.engine)),
-                                 &talk->sampling, err);
+        status = choose_sampling(wishes, &talk->session, &talk->sampling, err);
     if (!status && !wishes->raw)
         status = open_chat(talk, wishes->model, err);
     return status;

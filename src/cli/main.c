@@ -38,6 +38,7 @@ int main(int argc, char **argv)
     static const struct nib_command commands[] = {
         {"bench", "measure this machine and the kernels on it", cmd_bench},
         {"run", "chat with a model, or answer one prompt", cmd_run},
+        {"serve", "serve a model over HTTP with OpenAI's API", cmd_serve},
         {"inspect", "what a checkpoint holds and how it would run", cmd_inspect},
         {"parity", "hold the kernels against exact results", cmd_parity},
         {"convert", "write a checkpoint in another form", cmd_convert},

@@ -29,6 +29,9 @@ nib_status session_open(struct session *session, const char *path, const struct 
                         struct nib_error *err);
 void session_close(struct session *session); // fine on a zero session
 
+// How the folder's generation_config.json says to sample; plain sampling without one. The seed stays 0.
+nib_status session_sampling(const struct session *session, struct nib_sampling *sampling, struct nib_error *err);
+
 // The engine's memory plan as one line on stderr.
 void print_memory_plan(const struct nib_memory_plan *plan);
 

@@ -1,0 +1,377 @@
+#include "server/generation.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "base/error.h"
+
+#define MAX_CHOICES 16
+
+const char *const nib_generation_fields[] = {
+    "model", "stream", "stream_options",    "temperature",      "top_p",      "top_k", "min_p",
+    "seed",  "stop",   "frequency_penalty", "presence_penalty", "logit_bias", "n",     NULL};
+
+// ---- life ----
+
+static void free_choice(struct nib_choice *choice)
+{
+    nib_assembler_free(&choice->assembler);
+    nib_buffer_free(&choice->content);
+    nib_buffer_free(&choice->reasoning);
+    for (size_t i = 0; i < choice->n_calls; i++) {
+        nib_buffer_free(&choice->calls[i].name);
+        nib_buffer_free(&choice->calls[i].arguments);
+    }
+    free(choice->calls);
+    json_decref(choice->logprobs);
+}
+
+static void free_generation(void *work)
+{
+    struct nib_generation *g = work;
+    for (int64_t i = 0; g->choices && i < g->n; i++)
+        free_choice(&g->choices[i]);
+    free(g->choices);
+    nib_token_list_free(&g->prompt);
+    json_decref(g->body);
+    free(g);
+}
+
+static void cancel_generation(void *work)
+{
+    struct nib_generation *g = work;
+    for (int64_t i = 0; g->choices && i < g->n; i++)
+        nib_job_cancel(&g->choices[i].job);
+}
+
+struct nib_generation *nib_generation_create(struct nib_server *server, struct nib_exchange *exchange,
+                                             const struct nib_reply_format *format, json_t *body,
+                                             const char *id_prefix)
+{
+    struct nib_generation *g = calloc(1, sizeof *g);
+    if (!g) {
+        json_decref(body);
+        return NULL;
+    }
+    const struct nib_sampling *sampling = &server->options.sampling;
+    *g = (struct nib_generation){
+        .server = server,
+        .exchange = exchange,
+        .format = format,
+        .body = body,
+        .id = nib_make_id(id_prefix),
+        .created = (long)time(NULL),
+        .n = 1,
+        .max_tokens = server->options.max_tokens,
+        .top_logprobs = 0,
+        .temperature = (double)sampling->temperature,
+        .top_p = (double)sampling->top_p,
+        .min_p = (double)sampling->min_p,
+        .top_k = sampling->top_k,
+    };
+    exchange->work = g;
+    exchange->free_work = free_generation;
+    return g;
+}
+
+// ---- the request ----
+
+static bool read_stop(struct nib_generation *g, const struct nib_fields *fields)
+{
+    const json_t *stop = nib_field(fields, "stop");
+    size_t count = json_is_array(stop) ? json_array_size(stop) : 1;
+    if (!stop)
+        return true;
+    if (count > NIB_MAX_STOP_STRINGS)
+        return nib_field_fail(fields, "stop", "array_above_max_length", "'stop' has %zu strings; %d are allowed.",
+                              count, NIB_MAX_STOP_STRINGS);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *item = json_is_array(stop) ? json_array_get(stop, i) : stop;
+        if (!json_is_string(item))
+            return nib_field_fail(fields, "stop", "invalid_type", "'stop' must be a string or strings.");
+        size_t size = json_string_length(item);
+        if (size < 1 || size > NIB_MAX_STOP_BYTES)
+            return nib_field_fail(fields, "stop", "invalid_value",
+                                  "A stop string of %zu bytes is not one of 1 to %d.", size, NIB_MAX_STOP_BYTES);
+    }
+    g->stop = stop;
+    return true;
+}
+
+static bool read_stream(struct nib_generation *g, const struct nib_fields *fields)
+{
+    static const char *const known[] = {"include_usage", NULL}, *const ignored[] = {"include_obfuscation", NULL};
+    const json_t *options = nib_field(fields, "stream_options");
+    struct nib_fields inner;
+    if (!nib_field_bool(fields, "stream", &g->stream))
+        return false;
+    if (!options)
+        return true;
+    if (!g->stream)
+        return nib_field_fail(fields, "stream_options", "invalid_value",
+                              "'stream_options' is only for requests with stream=true.");
+    return nib_fields_open(&inner, options, fields->error, "stream_options") &&
+           nib_fields_only(&inner, known, ignored) && nib_field_bool(&inner, "include_usage", &g->include_usage);
+}
+
+static bool read_model(const struct nib_generation *g, const struct nib_fields *fields)
+{
+    struct nib_text model = {0};
+    if (!nib_field_text(fields, "model", &model))
+        return false;
+    if (!model.size || nib_text_equal(model, nib_text_of(g->server->options.model_name)))
+        return true;
+    nib_field_fail(fields, "model", "model_not_found",
+                   "The model '%.100s' does not exist; this server has '%.200s'.", model.bytes,
+                   g->server->options.model_name);
+    fields->error->status = 404;
+    return false;
+}
+
+bool nib_generation_read(struct nib_generation *g, const struct nib_fields *fields)
+{
+    bool read = read_model(g, fields) && read_stream(g, fields) &&
+                nib_field_real(fields, "temperature", 0, 2, &g->temperature) &&
+                nib_field_real(fields, "top_p", 0, 1, &g->top_p) &&
+                nib_field_real(fields, "min_p", 0, 1, &g->min_p) &&
+                nib_field_int(fields, "top_k", -1, INT32_MAX, &g->top_k) &&
+                nib_field_int(fields, "seed", INT64_MIN, INT64_MAX, &g->seed) &&
+                nib_field_int(fields, "n", 1, MAX_CHOICES, &g->n) && read_stop(g, fields);
+    g->has_seed = nib_field(fields, "seed");
+    if (g->top_k < 0)
+        g->top_k = 0; // what other servers call "all"
+    if (g->top_p <= 0)
+        g->top_p = 1e-6; // only the likeliest
+    return read;
+}
+
+// ---- events ----
+
+// Appends; false when memory is out, which ends the answer.
+static bool append(struct nib_choice *choice, struct nib_buffer *buffer, struct nib_text text)
+{
+    nib_status status = nib_buffer_append(buffer, text.bytes, text.size, NULL);
+    if (status)
+        choice->assembler.status = status;
+    return !status;
+}
+
+static bool begin_call(struct nib_choice *choice, struct nib_text name)
+{
+    if (choice->n_calls == choice->calls_capacity) {
+        size_t capacity = 4 + 2 * choice->calls_capacity;
+        struct nib_called *calls = realloc(choice->calls, capacity * sizeof *calls);
+        if (!calls) {
+            choice->assembler.status = NIB_ERR_MEMORY;
+            return false;
+        }
+        choice->calls = calls;
+        choice->calls_capacity = capacity;
+    }
+    struct nib_called *call = &choice->calls[choice->n_calls++];
+    *call = (struct nib_called){.id = nib_make_id("call_")};
+    return append(choice, &call->name, name);
+}
+
+static void on_delta(void *context, const struct nib_delta *delta)
+{
+    struct nib_choice *choice = context;
+    const struct nib_generation *g = choice->generation;
+    bool kept = false;
+    switch (delta->kind) {
+    case NIB_DELTA_REASONING:
+        kept = append(choice, &choice->reasoning, delta->text);
+        break;
+    case NIB_DELTA_CONTENT:
+        kept = append(choice, &choice->content, delta->text);
+        if (delta->logprobs)
+            json_array_extend(choice->logprobs, delta->logprobs);
+        break;
+    case NIB_DELTA_CALL:
+        kept = begin_call(choice, delta->text);
+        break;
+    case NIB_DELTA_ARGUMENTS:
+        kept = append(choice, &choice->calls[choice->n_calls - 1].arguments, delta->text);
+        break;
+    }
+    if (kept && g->stream)
+        g->format->delta(choice, delta);
+}
+
+static void begin_choice(struct nib_choice *choice)
+{
+    struct nib_generation *g = choice->generation;
+    if (choice->begun)
+        return;
+    choice->begun = true;
+    if (g->stream && g->format->begin)
+        g->format->begin(choice);
+    nib_assembler_preset(&choice->assembler, g->prompt.ids + g->prompt.count - g->preset, g->preset);
+}
+
+static void finish_choice(struct nib_choice *choice, const struct nib_event *event)
+{
+    struct nib_generation *g = choice->generation;
+    // A cache that filled up cuts an answer short; without any answer it is an error.
+    bool failed = event->finish == NIB_FINISH_ERROR && choice->generated == 0;
+    if (failed && !g->error.status)
+        g->error = *event->error;
+    if (!failed)
+        begin_choice(choice);
+    choice->finish_reason = nib_assembler_end(&choice->assembler, event->finish);
+    if (choice->assembler.status && !g->error.status)
+        nib_fail_memory(&g->error, 0, "an answer");
+    if (g->stream && !g->error.status)
+        g->format->end(choice);
+    if (--g->unfinished == 0) {
+        struct nib_api_error error;
+        if (g->error.status && !g->stream) {
+            nib_api_fail_status(&error, NULL, &g->error);
+            error.status = 503;
+            nib_exchange_fail(g->exchange, &error);
+        } else if (g->error.status) {
+            nib_api_fail_status(&error, NULL, &g->error);
+            nib_exchange_send(g->exchange, NULL, nib_api_error_json(&error));
+            nib_exchange_end(g->exchange);
+        } else {
+            g->format->done(g);
+        }
+    }
+    nib_exchange_release(g->exchange);
+}
+
+static bool on_event(struct nib_job *job, const struct nib_event *event)
+{
+    struct nib_choice *choice = (struct nib_choice *)job; // its first member
+    bool more = true;
+    if (event->has_token) {
+        choice->generated = event->generated_tokens;
+        begin_choice(choice);
+        more = nib_assembler_push(&choice->assembler, event);
+    }
+    if (event->finish != NIB_FINISH_NOT_YET)
+        finish_choice(choice, event);
+    return more;
+}
+
+// ---- to the scheduler ----
+
+static nib_status add_stops(struct nib_assembler *assembler, const json_t *stop, struct nib_error *err)
+{
+    nib_status status = NIB_OK;
+    size_t count = json_is_array(stop) ? json_array_size(stop) : stop != NULL;
+    for (size_t i = 0; !status && i < count; i++) {
+        const json_t *item = json_is_array(stop) ? json_array_get(stop, i) : stop;
+        status = nib_stop_strings_add(&assembler->stop, json_string_value(item), json_string_length(item), err);
+    }
+    return status;
+}
+
+static struct nib_request request_of(const struct nib_generation *g, uint64_t seed)
+{
+    return (struct nib_request){
+        .prompt = g->prompt.ids,
+        .n_prompt = (int32_t)g->prompt.count,
+        .max_tokens = (int32_t)g->max_tokens,
+        .sampling = {.temperature = (float)g->temperature,
+                     .top_k = (int32_t)g->top_k,
+                     .top_p = (float)g->top_p,
+                     .min_p = (float)g->min_p,
+                     .seed = seed},
+        .stop_tokens = g->server->options.stop_tokens,
+        .n_stop_tokens = g->server->options.n_stop_tokens,
+        .top_logprobs = g->logprobs ? (int32_t)g->top_logprobs : -1,
+    };
+}
+
+static nib_status init_choice(struct nib_generation *g, int index, uint64_t seed, struct nib_error *err)
+{
+    struct nib_choice *choice = &g->choices[index];
+    choice->generation = g;
+    choice->index = index;
+    choice->job = (struct nib_job){.request = request_of(g, seed), .on_event = on_event};
+    choice->logprobs = json_array();
+    nib_status status = nib_assembler_init(&choice->assembler, g->chat ? g->server->chat : NULL,
+                                           g->server->tokenizer, on_delta, choice, err);
+    choice->assembler.tools_offered = g->tools_offered;
+    choice->assembler.one_call = g->one_call;
+    choice->assembler.logprobs = g->logprobs;
+    return status ? status : add_stops(&choice->assembler, g->stop, err);
+}
+
+static bool check_length(const struct nib_generation *g, const char *prompt_field, struct nib_api_error *error)
+{
+    size_t context = (size_t)g->server->backend.context;
+    if (g->prompt.count < 1)
+        return nib_api_fail(error, 400, "invalid_value", prompt_field, "'%s' is empty.", prompt_field);
+    if (g->prompt.count < context)
+        return true;
+    return nib_api_fail(error, 400, "context_length_exceeded", prompt_field,
+                        "The prompt has %zu tokens; the context holds %zu, the answer included.", g->prompt.count,
+                        context);
+}
+
+bool nib_generation_submit(struct nib_generation *g, const char *prompt_field, struct nib_api_error *error)
+{
+    struct nib_job *jobs[MAX_CHOICES];
+    struct nib_error err;
+    uint64_t seed = (uint64_t)g->seed;
+    if (!check_length(g, prompt_field, error))
+        return false;
+    if (!g->has_seed && getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed)
+        seed = (uint64_t)g->created;
+    nib_status status = NIB_OK;
+    g->choices = calloc((size_t)g->n, sizeof *g->choices);
+    if (!g->choices)
+        status = nib_fail_memory(&err, (unsigned long long)g->n * sizeof *g->choices, "an answer");
+    for (int i = 0; !status && i < g->n; i++) {
+        status = init_choice(g, i, seed + (uint64_t)i, &err);
+        jobs[i] = &g->choices[i].job;
+    }
+    if (status)
+        return nib_api_fail_status(error, NULL, &err);
+    // From here on the scheduler's thread may be at work.
+    g->unfinished = (int)g->n;
+    g->exchange->cancel_work = cancel_generation;
+    for (int i = 0; i < g->n; i++)
+        nib_exchange_retain(g->exchange);
+    status = nib_scheduler_submit(g->server->scheduler, jobs, (int)g->n, &err);
+    if (!status) {
+        if (g->stream)
+            nib_exchange_begin_stream(g->exchange);
+        return true;
+    }
+    for (int i = 0; i < g->n; i++)
+        nib_exchange_release(g->exchange);
+    return nib_api_fail(error, status == NIB_ERR_LIMIT ? 429 : 503, status == NIB_ERR_LIMIT ? "queue_full" : NULL,
+                        NULL, "%s", err.message);
+}
+
+// ---- usage ----
+
+int64_t nib_generation_completion_tokens(const struct nib_generation *g)
+{
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < g->n; i++)
+        tokens += g->choices[i].generated;
+    return tokens;
+}
+
+int64_t nib_generation_reasoning_tokens(const struct nib_generation *g)
+{
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < g->n; i++)
+        tokens += g->choices[i].assembler.reasoning_tokens;
+    return tokens;
+}
+
+json_t *nib_generation_usage(const struct nib_generation *g)
+{
+    int64_t prompt = (int64_t)g->prompt.count, completion = nib_generation_completion_tokens(g);
+    return json_pack("{s:I, s:I, s:I, s:{s:i}, s:{s:I}}", "prompt_tokens", (json_int_t)prompt, "completion_tokens",
+                     (json_int_t)completion, "total_tokens", (json_int_t)(prompt + completion),
+                     "prompt_tokens_details", "cached_tokens", (int)g->cached_tokens, "completion_tokens_details",
+                     "reasoning_tokens", (json_int_t)nib_generation_reasoning_tokens(g));
+}

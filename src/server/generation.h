@@ -1,0 +1,83 @@
+// An answer under way: one or several choices of one request, each a job of the scheduler with an assembler of its
+// own. What the APIs have in common; how an answer is written is theirs (struct nib_reply_format).
+#ifndef NIB_SERVER_GENERATION_H
+#define NIB_SERVER_GENERATION_H
+
+#include "server/assembler.h"
+#include "server/fields.h"
+#include "server/server_state.h"
+
+struct nib_generation;
+
+struct nib_choice {
+    struct nib_job job;
+    struct nib_generation *generation;
+    int index;
+    bool begun;
+    struct nib_assembler assembler;
+    const char *finish_reason;
+    int32_t generated;
+    struct nib_buffer content, reasoning; // so far
+    struct nib_called {
+        struct nib_unique_id id;
+        struct nib_buffer name, arguments;
+    } * calls; /* [n_calls] */
+    size_t n_calls, calls_capacity;
+    json_t *logprobs; // array of the tokens of the content
+};
+
+// How an API writes an answer. All functions are called on the scheduler's thread, after the choice has been brought
+// up to date.
+struct nib_reply_format {
+    void (*begin)(struct nib_choice *choice); // NULL, or when streaming: before the first delta
+    void (*delta)(struct nib_choice *choice, const struct nib_delta *delta); // when streaming
+    void (*end)(struct nib_choice *choice);                                  // when streaming
+    void (*done)(struct nib_generation *generation); // of the whole answer; ends the exchange
+};
+
+struct nib_generation {
+    struct nib_server *server;
+    struct nib_exchange *exchange; // borrowed: it owns the generation
+    const struct nib_reply_format *format;
+    json_t *body; // the request; everything borrowed from it lives as long
+    struct nib_unique_id id;
+    long created; // seconds since 1970
+    bool chat;    // the answer is read as a chat's
+    // What the request asks for.
+    bool stream, include_usage, logprobs;
+    int64_t n, max_tokens, top_logprobs, seed;
+    bool has_seed;
+    double temperature, top_p, min_p, frequency_penalty, presence_penalty;
+    int64_t top_k;
+    const json_t *stop; // validated
+    bool tools_offered, one_call;
+    struct nib_token_list prompt;
+    size_t preset; // so many last tokens of the prompt belong to the answer
+    // Under way.
+    struct nib_choice *choices; /* [n] */
+    int unfinished;
+    int32_t cached_tokens;
+    struct nib_error error; // of the first choice that failed
+};
+
+// Takes `body` over and attaches a new generation, with the server's defaults, to the exchange. NULL when memory is
+// out; the body is then gone.
+struct nib_generation *nib_generation_create(struct nib_server *server, struct nib_exchange *exchange,
+                                             const struct nib_reply_format *format, json_t *body,
+                                             const char *id_prefix);
+
+// Reads what all APIs call by the same names: model, stream, stream_options, temperature, top_p, top_k, min_p, seed, stop,
+// n, penalties, logit_bias.
+bool nib_generation_read(struct nib_generation *generation, const struct nib_fields *fields);
+extern const char *const nib_generation_fields[]; // those names, NULL at the end
+
+// Checks the length of the prompt and queues the choices. When streaming, the stream has then begun.
+bool nib_generation_submit(struct nib_generation *generation, const char *prompt_field,
+                           struct nib_api_error *error);
+
+int64_t nib_generation_completion_tokens(const struct nib_generation *generation);
+int64_t nib_generation_reasoning_tokens(const struct nib_generation *generation);
+// OpenAI's "usage" of chats and completions.
+json_t *nib_generation_usage(const struct nib_generation *generation);
+
+#endif

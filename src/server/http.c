@@ -1,0 +1,297 @@
+#include "server/http.h"
+
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/bandwidth.h"
+#include "base/error.h"
+#include "server/departures.h"
+
+#define HEADER_BYTES 32768  // of a request, with what answering takes
+#define UPLOAD_SECONDS 60.0 // for a request's body
+#define HTTP_THREADS 2
+
+struct route {
+    const char *path, *method;
+    nib_endpoint serve;
+    bool open; // without a key
+};
+
+static const struct route routes[] = {
+    {"/health", "GET", nib_serve_health, true},
+    {"/v1/models", "GET", nib_serve_models, false},
+    {"/metrics", "GET", nib_serve_metrics, false},
+    {"/v1/chat/completions", "POST", nib_serve_chat, false},
+};
+
+// A request on its way in. The exchange is made when it is complete.
+struct incoming {
+    struct nib_server *server;
+    const struct route *route; // NULL: `error` says why
+    struct nib_exchange *exchange;
+    struct nib_buffer body;
+    struct nib_api_error error;
+    double started; // seconds
+    int socket;
+    uint64_t watch;
+    bool served;
+};
+
+// ---- before the body ----
+
+static const char *header(struct MHD_Connection *connection, const char *name)
+{
+    return MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
+}
+
+// A page of another site must not use the server through its visitor's browser.
+static bool foreign_origin(struct MHD_Connection *connection)
+{
+    const char *origin = header(connection, "Origin"), *host = header(connection, "Host");
+    if (!origin)
+        return false;
+    const char *authority = strstr(origin, "://");
+    return !authority || !host || strcasecmp(authority + 3, host) != 0;
+}
+
+static const struct route *find_route(const char *path, const char *method, struct nib_api_error *error)
+{
+    bool known = false;
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        if (strcmp(routes[i].path, path) != 0)
+            continue;
+        known = true;
+        if (strcmp(routes[i].method, method) == 0 ||
+            (strcmp(method, "HEAD") == 0 && strcmp(routes[i].method, "GET") == 0))
+            return &routes[i];
+    }
+    if (known)
+        nib_api_fail(error, 405, "method_not_allowed", NULL, "%.80s does not take %.20s.", path, method);
+    else
+        nib_api_fail(error, 404, "unknown_url", NULL, "There is nothing at %.200s.", path);
+    return NULL;
+}
+
+static bool body_may_come(const struct nib_server *server, struct MHD_Connection *connection,
+                          struct nib_api_error *error)
+{
+    const char *length = header(connection, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    if (length && strtoll(length, NULL, 10) > server->options.max_body)
+        return nib_api_fail(error, 413, "body_too_large", NULL, "A request may have %lld bytes.",
+                            (long long)server->options.max_body);
+    return true;
+}
+
+static const struct route *admit(const struct nib_server *server, struct MHD_Connection *connection,
+                                 const char *path, const char *method, struct nib_api_error *error)
+{
+    const struct route *route = find_route(path, method, error);
+    if (!route || !body_may_come(server, connection, error))
+        return NULL;
+    if (foreign_origin(connection)) {
+        nib_api_fail(error, 403, "foreign_origin", NULL, "Requests from pages of other sites are refused.");
+        return NULL;
+    }
+    if (!route->open && !nib_api_keys_accept(&server->keys, header(connection, MHD_HTTP_HEADER_AUTHORIZATION))) {
+        nib_api_fail(error, 401, "invalid_api_key", NULL, "An API key is needed: Authorization: Bearer KEY.");
+        return NULL;
+    }
+    return route;
+}
+
+static struct incoming *begin(struct nib_server *server, struct MHD_Connection *connection, const char *path,
+                              const char *method)
+{
+    struct incoming *incoming = calloc(1, sizeof *incoming);
+    if (!incoming)
+        return NULL;
+    incoming->server = server;
+    incoming->started = nib_clock();
+    incoming->socket = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    incoming->exchange = nib_exchange_create(connection);
+    if (!incoming->exchange) {
+        free(incoming);
+        return NULL;
+    }
+    incoming->route = admit(server, connection, path, method, &incoming->error);
+    atomic_fetch_add(&server->exchanges, 1);
+    return incoming;
+}
+
+// ---- the body, and the answer ----
+
+static void take_body(struct incoming *incoming, const char *bytes, size_t size)
+{
+    const struct nib_server *server = incoming->server;
+    if (!incoming->route)
+        return;
+    if (incoming->body.size + size > (size_t)server->options.max_body)
+        nib_api_fail(&incoming->error, 413, "body_too_large", NULL, "A request may have %lld bytes.",
+                     (long long)server->options.max_body);
+    else if (nib_clock() - incoming->started > UPLOAD_SECONDS)
+        nib_api_fail(&incoming->error, 408, "too_slow", NULL, "The request took too long to arrive.");
+    else if (nib_buffer_append(&incoming->body, bytes, size, NULL))
+        nib_api_fail(&incoming->error, 500, NULL, NULL, "out of memory");
+    else
+        return;
+    incoming->route = NULL;
+    nib_buffer_free(&incoming->body);
+}
+
+static void serve(struct incoming *incoming)
+{
+    struct nib_server *server = incoming->server;
+    struct nib_text body = {incoming->body.data, incoming->body.size};
+    incoming->served = true;
+    if (!incoming->route) {
+        nib_exchange_fail(incoming->exchange, &incoming->error);
+        return;
+    }
+    incoming->route->serve(server, incoming->exchange, body);
+    nib_buffer_free(&incoming->body);
+    if (incoming->exchange->cancel_work)
+        incoming->watch = nib_departures_watch(server->departures, incoming->socket, incoming->exchange);
+}
+
+static enum MHD_Result handle(void *context, struct MHD_Connection *connection, const char *path,
+                              const char *method, const char *version, const char *upload, size_t *upload_size,
+                              void **state)
+{
+    (void)version;
+    struct incoming *incoming = *state;
+    if (!incoming) {
+        *state = incoming = begin(context, connection, path, method);
+        return incoming ? MHD_YES : MHD_NO;
+    }
+    if (*upload_size) {
+        take_body(incoming, upload, *upload_size);
+        *upload_size = 0;
+        return MHD_YES;
+    }
+    if (!incoming->served)
+        serve(incoming);
+    return (enum MHD_Result)nib_exchange_respond(incoming->exchange);
+}
+
+static void log_request(const struct incoming *incoming)
+{
+    if (incoming->server->options.log_requests)
+        fprintf(stderr, "nibble: %s %u %.3f s\n", incoming->route ? incoming->route->path : "-",
+                incoming->exchange->status, nib_clock() - incoming->started);
+}
+
+static void completed(void *context, struct MHD_Connection *connection, void **state,
+                      enum MHD_RequestTerminationCode code)
+{
+    (void)connection;
+    (void)code;
+    struct nib_server *server = context;
+    struct incoming *incoming = *state;
+    if (!incoming)
+        return;
+    nib_departures_forget(server->departures, incoming->socket, incoming->watch);
+    nib_metrics_request(&server->metrics, incoming->exchange->status);
+    log_request(incoming);
+    nib_exchange_hang_up(incoming->exchange);
+    nib_exchange_release(incoming->exchange);
+    nib_buffer_free(&incoming->body);
+    free(incoming);
+    *state = NULL;
+    atomic_fetch_sub(&server->exchanges, 1);
+}
+
+// ---- listening ----
+
+static int open_socket(const struct nib_server_options *options, struct sockaddr_storage *address,
+                       struct nib_error *err)
+{
+    const char *host = options->host ? options->host : "127.0.0.1";
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found = NULL;
+    char port[16];
+    snprintf(port, sizeof port, "%d", options->port);
+    int problem = getaddrinfo(host, port, &hints, &found);
+    if (problem) {
+        nib_fail(err, NIB_ERR_ARGUMENT, "%s: %s", host, gai_strerror(problem));
+        return -1;
+    }
+    int yes = 1, listener = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    socklen_t size = sizeof *address;
+    bool open = listener >= 0 && !setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) &&
+                !bind(listener, found->ai_addr, found->ai_addrlen) && !listen(listener, 128) &&
+                !getsockname(listener, (struct sockaddr *)address, &size);
+    freeaddrinfo(found);
+    if (open)
+        return listener;
+    nib_fail(err, NIB_ERR_IO, "cannot listen on %s, port %s: %s", host, port, strerror(errno));
+    if (listener >= 0)
+        close(listener);
+    return -1;
+}
+
+static void write_url(struct nib_server *server, const struct sockaddr_storage *address)
+{
+    char host[64], port[16];
+    bool v6 = address->ss_family == AF_INET6;
+    socklen_t size = v6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    getnameinfo((const struct sockaddr *)address, size, host, sizeof host, port, sizeof port,
+                NI_NUMERICHOST | NI_NUMERICSERV);
+    snprintf(server->url, sizeof server->url, v6 ? "%s://[%s]:%s" : "%s://%s:%s",
+             server->certificate ? "https" : "http", host, port);
+}
+
+static void be_quiet(void *context, const char *format, va_list arguments)
+{
+    (void)context;
+    (void)format;
+    (void)arguments;
+}
+
+nib_status nib_http_start(struct nib_server *server, struct nib_error *err)
+{
+    const struct nib_server_options *options = &server->options;
+    struct sockaddr_storage address;
+    int listener = open_socket(options, &address, err);
+    if (listener < 0)
+        return err->status;
+    write_url(server, &address);
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, server->certificate},
+                                   {MHD_OPTION_HTTPS_MEM_KEY, 0, server->key},
+                                   {MHD_OPTION_END, 0, NULL}};
+    if (server->certificate)
+        flags |= MHD_USE_TLS;
+    else
+        tls[0].option = MHD_OPTION_END;
+    server->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, handle, server, MHD_OPTION_EXTERNAL_LOGGER, be_quiet, NULL, MHD_OPTION_LISTEN_SOCKET,
+        listener, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS, MHD_OPTION_NOTIFY_COMPLETED, completed,
+        server, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)options->max_connections, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
+        (unsigned)options->max_connections_per_client, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)options->timeout,
+        MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+    if (server->daemon)
+        return NIB_OK;
+    close(listener);
+    return nib_fail(err, NIB_ERR_IO, "the HTTP server cannot be started%s",
+                    server->certificate ? "; are certificate and key PEM files that belong together?" : "");
+}
+
+void nib_http_refuse(struct nib_server *server)
+{
+    MHD_socket listener = MHD_quiesce_daemon(server->daemon);
+    if (listener != MHD_INVALID_SOCKET)
+        close(listener);
+}
+
+void nib_http_stop(struct nib_server *server)
+{
+    MHD_stop_daemon(server->daemon);
+}

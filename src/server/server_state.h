@@ -1,0 +1,49 @@
+// What the files of this room share.
+#ifndef NIB_SERVER_SERVER_STATE_H
+#define NIB_SERVER_SERVER_STATE_H
+
+#include <stdatomic.h>
+
+#include "server/api_keys.h"
+#include "server/exchange.h"
+#include "server/metrics.h"
+#include "server/scheduler.h"
+#include "server/server.h"
+
+struct MHD_Daemon;
+struct nib_departures;
+
+struct nib_server {
+    struct nib_server_options options;
+    struct nib_backend backend;
+    const struct nib_chat *chat; // NULL: completion only
+    const struct nib_tokenizer *tokenizer;
+    struct nib_api_keys keys;
+    struct nib_metrics metrics;
+    struct nib_scheduler *scheduler;
+    struct nib_departures *departures;
+    struct MHD_Daemon *daemon;
+    char *certificate, *key; // of TLS
+    char url[128];
+    long started;         // seconds since 1970
+    atomic_int exchanges; // not over yet
+};
+
+// What an endpoint does: answers now, or gives the exchange work that will.
+typedef void (*nib_endpoint)(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+
+void nib_serve_health(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+void nib_serve_models(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+void nib_serve_metrics(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+void nib_serve_chat(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+
+// Parses a body; on a mistake fills `error` and returns NULL.
+json_t *nib_parse_body(struct nib_text body, struct nib_api_error *error);
+
+// PREFIX and 24 random hexadecimal digits.
+struct nib_unique_id {
+    char text[48];
+};
+struct nib_unique_id nib_make_id(const char *prefix);
+
+#endif

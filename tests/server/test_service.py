@@ -1,0 +1,178 @@
+"""The server as a service: errors, limits, keys, cancelling, stopping."""
+import json
+import socket
+import threading
+
+import support
+from support import scripted_server, user
+
+LONG = "<|channel|>final<|message|>" + "word " * 3000 + "<|return|>"
+SHORT = "<|channel|>final<|message|>Hi!<|return|>"
+
+
+def raw(server, data):
+    """Sends bytes on a connection of its own; the socket."""
+    host, port = server.url.split("//")[1].split(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(data)
+    return connection
+
+
+def chat_bytes(body):
+    data = json.dumps(body).encode()
+    return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+
+
+class Errors(support.unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = cls.enterClassContext(scripted_server())
+
+    def refused(self, body, status, param, code=None, path="/v1/chat/completions"):
+        got, _, text = self.server.request(path, body)
+        error = json.loads(text)["error"]
+        self.assertEqual((got, error["param"]), (status, param), text)
+        self.assertEqual(set(error), {"message", "type", "param", "code"})
+        if code:
+            self.assertEqual(error["code"], code)
+        return error["message"]
+
+    def test_fields_are_named(self):
+        for field, value in {"temperature": "hot", "top_p": 2, "n": 0, "seed": 1.5, "stop": [""], "max_tokens": 0,
+                             "max_completion_tokens": -1, "logprobs": "yes", "stream": 1, "unheard_of": 1,
+                             "reasoning_effort": "loud", "tools": {}, "tool_choice": "maybe", "top_logprobs": 5,
+                             "messages": [], "stream_options": {"include_usage": True}}.items():
+            with self.subTest(field):
+                self.refused({"messages": user(SHORT), field: value}, 400, field)
+        for path, messages in {"messages[0].role": [{"role": "wizard", "content": "x"}],
+                               "messages[0].content": [{"role": "user"}],
+                               "messages[0].content[0].type": [{"role": "user", "content": [{"type": "image_url"}]}],
+                               "messages[0]": ["hello"],
+                               "messages[1].tool_call_id": user("x") + [{"role": "tool", "tool_call_id": "a", "content": ""}]}.items():
+            with self.subTest(path):
+                self.refused({"messages": messages}, 400, path)
+        self.refused({}, 400, "messages", "missing_required_parameter")
+        self.refused({"messages": user(SHORT), "model": "other"}, 404, "model", "model_not_found")
+
+    def test_unknown_reasoning_effort_is_a_400(self):
+        """llama.cpp 15130"""
+        self.assertIn("'low', 'medium', 'high'", self.refused(
+            {"messages": user(SHORT), "reasoning_effort": "maximum"}, 400, "reasoning_effort"))
+
+    def test_tools_are_checked(self):
+        tool = {"type": "function", "function": {"name": "f"}}
+        for path, tools in {"tools[0].type": [{"type": "web_search"}], "tools[0].function": [{"type": "function"}],
+                            "tools[0].function.name": [{"type": "function", "function": {"name": "a b"}}],
+                            "tools[1].function.name": [tool, tool],
+                            "tools[0].function.parameters": [{"type": "function", "function": {"name": "f", "parameters": []}}]}.items():
+            with self.subTest(path):
+                self.refused({"messages": user(SHORT), "tools": tools}, 400, path)
+        self.refused({"messages": user(SHORT), "tool_choice": "required"}, 400, "tool_choice")
+        self.refused({"messages": user(SHORT), "tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+                     400, "tool_choice.function.name")
+
+    def test_bodies_that_are_no_request(self):
+        for body in b"", b"{", b"[]", b"null", b'{"messages": 1, "messages": 2}', b"\xff\xfe", b"[" * 100000, b'{"a": "\\ud800"}':
+            with self.subTest(body[:20]):
+                status, _, text = self.server.request("/v1/chat/completions", body)
+                self.assertEqual(status, 400, text)
+                self.assertIn("message", json.loads(text)["error"])
+
+    def test_a_prompt_that_does_not_fit(self):
+        message = self.refused({"messages": user("word " * 9000)}, 400, "messages", "context_length_exceeded")
+        self.assertIn("8192", message)
+
+    def test_places_and_methods(self):
+        self.assertEqual(self.server.request("/nowhere")[0], 404)
+        self.assertEqual(self.server.request("/v1/chat/completions")[0], 405)
+        self.assertEqual(self.server.request("/health", b"{}")[0], 405)
+        self.assertEqual(self.server.request("/../../etc/passwd")[0], 404)
+        self.assertEqual(self.server.request("/health")[0], 200)
+        self.assertEqual(json.loads(self.server.request("/v1/models")[2])["data"][0]["id"], "scripted")
+
+    def test_pages_of_other_sites_are_refused(self):
+        body = {"messages": user(SHORT)}
+        self.assertEqual(self.server.request("/v1/chat/completions", body, {"Origin": "https://evil.example"})[0], 403)
+        self.assertEqual(self.server.request("/v1/chat/completions", body, {"Origin": self.server.url})[0], 200)
+
+    def test_a_body_too_large(self):
+        status, _, text = self.server.request("/v1/chat/completions", b'{"messages": "' + b"x" * (1 << 20) + b'"}')
+        self.assertEqual(status, 413, text)
+
+    def test_large_headers(self):
+        connection = raw(self.server, b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100000 + b"\r\n\r\n")
+        self.assertRegex(connection.recv(1000), rb"^HTTP/1.1 4\d\d")
+        connection.close()
+
+
+class Load(support.unittest.TestCase):
+    def test_full_queue_is_a_429(self):
+        with scripted_server(parallel=1, queue=1, step_us=2000) as server:
+            waiting = [raw(server, chat_bytes({"messages": user(LONG), "stream": True})) for _ in range(2)]
+            server.wait_for("running", 1)
+            status, headers, text = server.request("/v1/chat/completions", {"messages": user(SHORT)})
+            self.assertEqual((status, headers["Retry-After"]), (429, "1"), text)
+            self.assertEqual(json.loads(text)["error"]["type"], "rate_limit_error")
+            for connection in waiting:
+                connection.close()
+            server.wait_for("running", 0)
+            server.wait_for("waiting", 0)
+            self.assertEqual(server.request("/v1/chat/completions", {"messages": user(SHORT)})[0], 200)
+
+    def test_disconnect_cancels_its_own_request_only(self):
+        """ik_llama 1929, llama.cpp 24496"""
+        for stream in False, True:
+            with self.subTest(stream=stream), scripted_server(parallel=4, step_us=10000) as server:
+                body = {"messages": user(LONG), "stream": stream}
+                answers = []
+                other = threading.Thread(target=lambda: answers.append(server.chat(
+                    messages=user("<|channel|>final<|message|>" + "word " * 100 + "<|return|>"))))
+                other.start()
+                leaver = raw(server, chat_bytes(body))
+                server.wait_for("running", 2)
+                before = server.metric("generated_tokens_total")
+                leaver.close()
+                server.wait_for("running", 1)
+                # Two requests, a step each 10 ms: what was generated meanwhile bounds how late the cancel was.
+                self.assertLessEqual((server.metric("generated_tokens_total") - before) / 2, 12)
+                other.join()
+                self.assertEqual(answers[0]["choices"][0]["message"]["content"].count("word"), 100)
+                self.assertEqual(answers[0]["choices"][0]["finish_reason"], "stop")
+
+    def test_leaving_the_queue(self):
+        with scripted_server(parallel=1, step_us=5000) as server:
+            first = raw(server, chat_bytes({"messages": user(LONG)}))
+            server.wait_for("running", 1)
+            second = raw(server, chat_bytes({"messages": user(LONG)}))
+            server.wait_for("waiting", 1)
+            second.close()
+            server.wait_for("waiting", 0)
+            self.assertEqual(server.metric("running"), 1)
+            first.close()
+
+
+class Stopping(support.unittest.TestCase):
+    def test_answers_under_way_are_finished(self):
+        with scripted_server(step_us=5000, grace=20) as server:
+            script = "<|channel|>final<|message|>" + "word " * 100 + "<|return|>"
+            answers = []
+            client = threading.Thread(target=lambda: answers.append(server.chat(messages=user(script))))
+            client.start()
+            server.wait_for("running", 1)
+            self.assertEqual(server.stop(), 0)
+            client.join()
+            self.assertEqual(answers[0]["choices"][0]["message"]["content"].count("word"), 100)
+
+    def test_answers_that_take_too_long_are_cut_off_with_a_reason(self):
+        with scripted_server(step_us=20000, grace=0) as server:
+            events = []
+            client = threading.Thread(target=lambda: events.extend(server.stream(messages=user(LONG))))
+            client.start()
+            server.wait_for("running", 1)
+            self.assertEqual(server.stop(), 0)
+            client.join()
+            self.assertEqual(support.joined(events)["finish_reason"], "length")
+
+
+if __name__ == "__main__":
+    support.main()
