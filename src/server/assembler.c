@@ -120,8 +120,8 @@ void nib_assembler_free(struct nib_assembler *assembler)
 {
     nib_chat_parser_free(assembler->parser);
     nib_stop_strings_free(&assembler->stop);
-    nib_buffer_free(&assembler->whole);
-    nib_buffer_free(&assembler->shown);
+    nib_bytes_free(&assembler->whole);
+    nib_bytes_free(&assembler->shown);
     json_decref(assembler->entries);
 }
 
@@ -135,11 +135,11 @@ nib_status nib_assembler_preset(struct nib_assembler *assembler, const int32_t *
 json_t *nib_text_json(struct nib_text text)
 {
     struct nib_utf8_stream utf8 = {0};
-    struct nib_buffer clean = {0};
+    struct nib_bytes clean = {0};
     if (nib_utf8_stream_push(&utf8, text.bytes, text.size, &clean, NULL) == NIB_OK)
         nib_utf8_stream_flush(&utf8, &clean, NULL);
     json_t *json = json_stringn(clean.data ? clean.data : "", clean.size);
-    nib_buffer_free(&clean);
+    nib_bytes_free(&clean);
     return json;
 }
 

@@ -55,7 +55,7 @@ struct nib_assembler {
     bool separate; // content has ended; what follows begins on a new line
     size_t calls;
     struct nib_utf8_stream utf8;
-    struct nib_buffer whole, shown;
+    struct nib_bytes whole, shown;
     json_t *entries; // log-probabilities of tokens whose text has not been shown
     int32_t reasoning_tokens;
     nib_status status; // memory

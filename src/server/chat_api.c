@@ -44,7 +44,7 @@ static json_t *string(struct nib_text text)
     return json_stringn(text.bytes ? text.bytes : "", text.size);
 }
 
-static json_t *buffer_string(const struct nib_buffer *buffer)
+static json_t *buffer_string(const struct nib_bytes *buffer)
 {
     return string((struct nib_text){buffer->data, buffer->size});
 }

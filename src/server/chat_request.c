@@ -105,7 +105,7 @@ bool nib_read_content(struct nib_chat_request *request, const struct nib_fields 
         *text = (struct nib_text){nib_arena_copy(&request->arena, all.bytes, all.size), all.size};
         read = (text->bytes && !joined.failed) || out_of_memory(fields->error);
     }
-    nib_buffer_free(&joined.buffer);
+    nib_bytes_free(&joined.buffer);
     return read;
 }
 

@@ -29,7 +29,7 @@ void nib_exchange_release(struct nib_exchange *exchange)
         return;
     if (exchange->free_work)
         exchange->free_work(exchange->work);
-    nib_buffer_free(&exchange->body);
+    nib_bytes_free(&exchange->body);
     pthread_mutex_destroy(&exchange->mutex);
     free(exchange);
 }
@@ -48,7 +48,7 @@ static void put(struct nib_exchange *exchange, const char *bytes, size_t size)
 {
     if (exchange->ended || !exchange->connection)
         return;
-    if (nib_buffer_append(&exchange->body, bytes, size, NULL)) {
+    if (nib_bytes_append(&exchange->body, bytes, size, NULL)) {
         exchange->ended = true;
         if (!exchange->streaming)
             exchange->status = 500;

@@ -20,7 +20,7 @@ struct nib_exchange {
     const char *content_type;
     int retry_after; // seconds; 0: no such header
     bool streaming;  // the body comes in parts
-    struct nib_buffer body;
+    struct nib_bytes body;
     size_t taken; // bytes of the body that the connection has
     bool ended;
 

@@ -18,11 +18,11 @@ const char *const nib_generation_fields[] = {
 static void free_choice(struct nib_choice *choice)
 {
     nib_assembler_free(&choice->assembler);
-    nib_buffer_free(&choice->content);
-    nib_buffer_free(&choice->reasoning);
+    nib_bytes_free(&choice->content);
+    nib_bytes_free(&choice->reasoning);
     for (size_t i = 0; i < choice->n_calls; i++) {
-        nib_buffer_free(&choice->calls[i].name);
-        nib_buffer_free(&choice->calls[i].arguments);
+        nib_bytes_free(&choice->calls[i].name);
+        nib_bytes_free(&choice->calls[i].arguments);
     }
     free(choice->calls);
     json_decref(choice->logprobs);
@@ -150,9 +150,9 @@ bool nib_generation_read(struct nib_generation *g, const struct nib_fields *fiel
 // ---- events ----
 
 // Appends; false when memory is out, which ends the answer.
-static bool append(struct nib_choice *choice, struct nib_buffer *buffer, struct nib_text text)
+static bool append(struct nib_choice *choice, struct nib_bytes *buffer, struct nib_text text)
 {
-    nib_status status = nib_buffer_append(buffer, text.bytes, text.size, NULL);
+    nib_status status = nib_bytes_append(buffer, text.bytes, text.size, NULL);
     if (status)
         choice->assembler.status = status;
     return !status;

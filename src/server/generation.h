@@ -17,10 +17,10 @@ struct nib_choice {
     struct nib_assembler assembler;
     const char *finish_reason;
     int32_t generated;
-    struct nib_buffer content, reasoning; // so far
+    struct nib_bytes content, reasoning; // so far
     struct nib_called {
         struct nib_unique_id id;
-        struct nib_buffer name, arguments;
+        struct nib_bytes name, arguments;
     } * calls; /* [n_calls] */
     size_t n_calls, calls_capacity;
     json_t *logprobs; // array of the tokens of the content

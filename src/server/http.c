@@ -37,7 +37,7 @@ struct incoming {
     struct nib_server *server;
     const struct route *route; // NULL: `error` says why
     struct nib_exchange *exchange;
-    struct nib_buffer body;
+    struct nib_bytes body;
     struct nib_api_error error;
     double started; // seconds
     int socket;
@@ -138,12 +138,12 @@ static void take_body(struct incoming *incoming, const char *bytes, size_t size)
                      (long long)server->options.max_body);
     else if (nib_clock() - incoming->started > UPLOAD_SECONDS)
         nib_api_fail(&incoming->error, 408, "too_slow", NULL, "The request took too long to arrive.");
-    else if (nib_buffer_append(&incoming->body, bytes, size, NULL))
+    else if (nib_bytes_append(&incoming->body, bytes, size, NULL))
         nib_api_fail(&incoming->error, 500, NULL, NULL, "out of memory");
     else
         return;
     incoming->route = NULL;
-    nib_buffer_free(&incoming->body);
+    nib_bytes_free(&incoming->body);
 }
 
 static void serve(struct incoming *incoming)
@@ -156,7 +156,7 @@ static void serve(struct incoming *incoming)
         return;
     }
     incoming->route->serve(server, incoming->exchange, body);
-    nib_buffer_free(&incoming->body);
+    nib_bytes_free(&incoming->body);
     if (incoming->exchange->cancel_work)
         incoming->watch = nib_departures_watch(server->departures, incoming->socket, incoming->exchange);
 }
@@ -202,7 +202,7 @@ static void completed(void *context, struct MHD_Connection *connection, void **s
     log_request(incoming);
     nib_exchange_hang_up(incoming->exchange);
     nib_exchange_release(incoming->exchange);
-    nib_buffer_free(&incoming->body);
+    nib_bytes_free(&incoming->body);
     free(incoming);
     *state = NULL;
     atomic_fetch_sub(&server->exchanges, 1);

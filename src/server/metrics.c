@@ -62,7 +62,7 @@ void nib_metrics_load(struct nib_metrics *metrics, const struct nib_backend_load
 }
 
 struct writer {
-    struct nib_buffer *out;
+    struct nib_bytes *out;
     nib_status status;
     struct nib_error *err;
 };
@@ -77,7 +77,7 @@ static void put(struct writer *writer, const char *format, ...)
     int size = vsnprintf(line, sizeof line, format, args);
     va_end(args);
     if (!writer->status && size > 0)
-        writer->status = nib_buffer_append(writer->out, line, (size_t)size, writer->err);
+        writer->status = nib_bytes_append(writer->out, line, (size_t)size, writer->err);
 }
 
 static void put_head(struct writer *writer, const char *name, const char *type, const char *help)
@@ -106,7 +106,7 @@ static void put_histogram(struct writer *writer, const char *name, const char *h
         (unsigned long long)total);
 }
 
-nib_status nib_metrics_write(struct nib_metrics *metrics, struct nib_buffer *out, struct nib_error *err)
+nib_status nib_metrics_write(struct nib_metrics *metrics, struct nib_bytes *out, struct nib_error *err)
 {
     static const char *const finishes[] = {NULL, "stop", "length", "cancelled", "error"};
     struct writer w = {.out = out, .err = err};

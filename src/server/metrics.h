@@ -35,6 +35,6 @@ void nib_metrics_load(struct nib_metrics *metrics, const struct nib_backend_load
                       int64_t waiting);
 
 // Appends all of it.
-nib_status nib_metrics_write(struct nib_metrics *metrics, struct nib_buffer *out, struct nib_error *err);
+nib_status nib_metrics_write(struct nib_metrics *metrics, struct nib_bytes *out, struct nib_error *err);
 
 #endif

@@ -21,10 +21,10 @@ void nib_serve_models(struct nib_server *server, struct nib_exchange *exchange, 
 void nib_serve_metrics(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body)
 {
     (void)body;
-    struct nib_buffer text = {0};
+    struct nib_bytes text = {0};
     if (nib_metrics_write(&server->metrics, &text, NULL))
         nib_exchange_answer(exchange, 500, NULL);
     else
         nib_exchange_answer_text(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", text.data, text.size);
-    nib_buffer_free(&text);
+    nib_bytes_free(&text);
 }

@@ -71,13 +71,13 @@ static nib_status read_script(struct stage *stage, const struct nib_request *req
     int32_t from = --end;
     while (from > 0 && request->prompt[from - 1] != stage->message)
         from--;
-    struct nib_buffer text = {0};
+    struct nib_bytes text = {0};
     nib_status status =
         end < 0 ? nib_fail(err, NIB_ERR_ARGUMENT, "the prompt has no message")
                 : nib_tokenizer_decode(stage->tokenizer, request->prompt + from, (size_t)(end - from), &text, err);
     if (!status)
         status = encode_script(stage, text.data ? text.data : "", tokens, err);
-    nib_buffer_free(&text);
+    nib_bytes_free(&text);
     return status;
 }
 
