@@ -56,6 +56,9 @@ struct nib_moe_kernel {
     // rounding took away goes, rounded once more, into the same elements of `rest` unless that is NULL
     void (*activate)(const struct nib_activation *activation, const float *gate_up /* [2, 8] */, int64_t first,
                      void *row, void *rest);
+
+    // When all n elements were activated, before the row is multiplied; NULL when there is nothing to do
+    void (*finish)(int64_t n, void *row);
 };
 
 extern const struct nib_moe_kernel nib_moe_avx2, nib_moe_avx512, nib_moe_avx512bf16, nib_moe_amx;

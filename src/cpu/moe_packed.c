@@ -370,6 +370,9 @@ void nib_moe_packed_run(const struct nib_moe_plan *plan, const struct nib_moe_ca
     }
 #pragma omp parallel num_threads(call->threads)
     {
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < (run.kernel->finish ? run.groups.n_routes : 0); r++)
+            run.kernel->finish(w->intermediate, run.h_rows + (size_t)r * run.h_row_bytes);
         int64_t piece = take_piece(&down);
         while (piece < down.total) {
             int64_t next = take_piece(&down);
