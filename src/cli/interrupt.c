@@ -1,5 +1,7 @@
 #include "cli/interrupt.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stddef.h>
 
@@ -29,4 +31,14 @@ bool interrupted(void)
 void interrupt_clear(void)
 {
     asked = 0;
+}
+
+// The signal may come between the look at `asked` and the wait, or reach another thread: hence the look every 50 ms.
+bool interrupt_wait_readable(int fd)
+{
+    struct pollfd input = {.fd = fd, .events = POLLIN};
+    int ready = 0;
+    while (!asked && (ready == 0 || (ready < 0 && errno == EINTR)))
+        ready = poll(&input, 1, 50);
+    return !asked;
 }

@@ -4,8 +4,11 @@
 
 #include <stdbool.h>
 
-void interrupt_catch(void); // from now on SIGINT is counted; reads of a terminal return early
+void interrupt_catch(void); // from now on
 bool interrupted(void);     // since the last interrupt_clear
 void interrupt_clear(void);
+
+// Waits until `fd` can be read (or is closed); false when Ctrl-C comes first, or has come already.
+bool interrupt_wait_readable(int fd);
 
 #endif

@@ -1,8 +1,8 @@
 // The conversation at a terminal.
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -22,8 +22,7 @@ static bool read_line(const char *prompt, struct nib_bytes *line)
     bool warned = false;
     for (;;) {
         fputs(prompt, stderr);
-        errno = 0;
-        ssize_t size = getline(&text, &capacity, stdin);
+        ssize_t size = interrupt_wait_readable(STDIN_FILENO) ? getline(&text, &capacity, stdin) : -1;
         if (size >= 0) {
             if (size > 0 && text[size - 1] == '\n')
                 size--;
