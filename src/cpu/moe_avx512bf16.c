@@ -18,6 +18,7 @@
 
 #define FOLD_FROM 5 // activation rows in one multiply
 #define PANEL_CHUNKS 32
+#define NEAR_BYTES 720 // ahead of each row: brings on to L1 what the prefetch of the block ahead left in L2
 
 // `rows` rows of a panel.
 struct rows {
@@ -85,12 +86,14 @@ INLINE void multiply_panel(const struct panel *panel, int rows, const uint16_t *
             // both blocks have the same strides
             uintptr_t distance = (uintptr_t)nib_moe_block_packed(panel->ahead, first) -
                                  (uintptr_t)nib_moe_block_packed(panel->block, first);
+            const uintptr_t near = rows > 2 ? NEAR_BYTES : 2 * NEAR_BYTES;
             for (int64_t c = 0; c < panel->chunks; c++) {
                 UNROLL
-                for (int i = 0; i < rows; i++)
-                    _mm_prefetch(
-                        (const char *)((uintptr_t)from.packed[i] + (uintptr_t)(c * CHUNK_BYTES) + distance),
-                        _MM_HINT_T1);
+                for (int i = 0; i < rows; i++) {
+                    uintptr_t here = (uintptr_t)from.packed[i] + (uintptr_t)(c * CHUNK_BYTES);
+                    _mm_prefetch((const char *)(here + distance), _MM_HINT_T1);
+                    _mm_prefetch((const char *)(here + near), _MM_HINT_T0);
+                }
                 multiply_chunk(&from, c, 0, rows, x, m, sum);
             }
         } else {
