@@ -79,6 +79,19 @@ static void describe(const struct nib_plan *plan, char *text, size_t capacity)
         used += snprintf(text + used, capacity - (size_t)used, " %s", o->dtype_map[i]);
 }
 
+// Shards that start together write the same words, each into a file of its own first.
+static nib_status write_claim(const char *folder, const char *path, const char *text, struct nib_error *err)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s-%ld", claim_name, (long)getpid());
+    nib_status status = nib_file_write(folder, name, text, strlen(text), err);
+    char *own = status == NIB_OK ? nib_path_join(folder, name) : NULL;
+    if (status == NIB_OK && (!own || rename(own, path) != 0))
+        status = nib_fail(err, NIB_ERR_IO, "%s: cannot rename: %s", name, strerror(errno));
+    free(own);
+    return status;
+}
+
 static nib_status claim_folder(const struct nib_plan *plan, const char *folder, struct nib_error *err)
 {
     char text[8192];
@@ -87,14 +100,8 @@ static nib_status claim_folder(const struct nib_plan *plan, const char *folder, 
     if (!path)
         return nib_fail_memory(err, strlen(folder), "a file name");
     struct nib_map map = {0};
-    nib_status status = NIB_OK;
-    // Shards that start together all want to write the same words; whoever comes second waits for the first.
-    for (int tries = 0; tries < 50 && !nib_path_exists(path); tries++) {
-        status = nib_file_write(folder, claim_name, text, strlen(text), err);
-        if (status != NIB_OK)
-            usleep(20000);
-    }
-    if (nib_path_exists(path))
+    nib_status status = nib_path_exists(path) ? NIB_OK : write_claim(folder, path, text, err);
+    if (status == NIB_OK)
         status = nib_map_open(&map, path, err);
     if (status == NIB_OK && (map.size != strlen(text) || memcmp(map.data, text, map.size) != 0))
         status = nib_fail(err, NIB_ERR_ARGUMENT,
@@ -113,10 +120,13 @@ nib_status nib_destination_prepare(const struct nib_plan *plan, const char *sour
 
 void nib_destination_finish(const char *folder)
 {
-    char *path = nib_path_join(folder, claim_name);
-    if (path)
-        unlink(path);
-    free(path);
+    // Those of runs that were killed before they had renamed theirs too.
+    DIR *dir = opendir(folder);
+    for (const struct dirent *entry; dir && (entry = readdir(dir));)
+        if (strncmp(entry->d_name, claim_name, strlen(claim_name)) == 0)
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    if (dir)
+        closedir(dir);
 }
 
 // ---- Files of an earlier run ----

@@ -53,11 +53,25 @@ static nib_status copy_side_files(const char *source, const char *folder, struct
     return status;
 }
 
+char *nib_json_text(const json_t *json)
+{
+    for (unsigned digits = 15; digits <= 17; digits++) {
+        char *text = json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(digits));
+        json_t *again = text ? json_loads(text, 0, NULL) : NULL;
+        bool same = json_equal(again, json);
+        json_decref(again);
+        if (same || !text || digits == 17)
+            return text;
+        free(text);
+    }
+    return NULL;
+}
+
 static nib_status write_json(const char *folder, const char *name, const json_t *json, struct nib_error *err)
 {
-    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     if (!json)
         return NIB_OK;
+    char *text = nib_json_text(json);
     if (!text)
         return nib_fail_memory(err, 65536, name);
     nib_status status = nib_file_write(folder, name, text, strlen(text), err);

@@ -11,4 +11,8 @@ nib_status nib_write_side_files(const struct nib_plan *plan, const char *folder,
 // Whether a file of the source folder is copied: not weights, index, configuration, hidden or half-written ones.
 bool nib_is_side_file(const char *name);
 
+// The text of a JSON file as a conversion writes it: indented, its numbers with as few digits as keep them. Free it; NULL
+// without memory.
+char *nib_json_text(const json_t *json);
+
 #endif

@@ -76,7 +76,7 @@ static json_t *read_json(struct nib_verifier *v, const char *name)
         if (nib_json_parse((const char *)map.data, (size_t)map.size, path, MAX_JSON, MAX_DEPTH, &json, &err))
             nib_verify_problem(v, "%s", err.message);
         else
-            text = json_dumps(json, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+            text = nib_json_text(json);
         if (text && (strlen(text) != map.size || memcmp(text, map.data, map.size) != 0))
             nib_verify_problem(v, "%s: is not written as a conversion writes it", path);
     }
