@@ -30,7 +30,8 @@ static int error_of(const char *name)
     static const struct {
         const char *name;
         int value;
-    } errors[] = {{"EIO", EIO}, {"ENOSPC", ENOSPC}, {"ENOMEM", ENOMEM}, {"EOPNOTSUPP", EOPNOTSUPP}, {"EINTR", EINTR}};
+    } errors[] = {
+        {"EIO", EIO}, {"ENOSPC", ENOSPC}, {"ENOMEM", ENOMEM}, {"EOPNOTSUPP", EOPNOTSUPP}, {"EINTR", EINTR}};
     for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
         if (strncmp(name, errors[i].name, strlen(errors[i].name)) == 0)
             return errors[i].value;
