@@ -1,4 +1,4 @@
-// bf16 inputs times bf16 (or narrowed, int8) weights with vdpbf16ps, the weights read once where they lie. Each (token, row) has one
+// bf16 inputs times bf16 (or narrowed, int8) weights with vdpbf16ps, read once where they lie. Each (token, row) has one
 // accumulator of 16 lanes of pairs that runs through the columns in order, so its bits do not depend on the tile.
 #include "cpu/cpu_kernels.h"
 #include "cpu/vec_avx512.h"

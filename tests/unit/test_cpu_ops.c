@@ -227,6 +227,81 @@ static void not_a_number_still_routes_to_experts(void **state)
     close_pair(&pair);
 }
 
+enum { EXPERTS = 8, HIDDEN = 64, INTERMEDIATE = 96, TOP_K = 2 };
+
+// Eight experts of random codes, separate tensors, scales near one.
+static void fill_experts(uint8_t *codes /* [EXPERTS, 3, HIDDEN * INTERMEDIATE / 2] */,
+                         uint8_t *scales /* [EXPERTS, 3, HIDDEN * INTERMEDIATE / 32] */,
+                         struct nib_expert *experts)
+{
+    const int64_t n_codes = HIDDEN * INTERMEDIATE / 2, n_scales = HIDDEN * INTERMEDIATE / 32;
+    uint64_t seed = 6;
+    for (int64_t i = 0; i < EXPERTS * 3 * n_codes; i++)
+        codes[i] = (uint8_t)(128 * (1 + test_random(&seed)));
+    for (int64_t i = 0; i < EXPERTS * 3 * n_scales; i++)
+        scales[i] = (uint8_t)(124 + (int)(2 * test_random(&seed)));
+    for (int64_t e = 0; e < EXPERTS; e++)
+        experts[e] = (struct nib_expert){
+            .gate = codes + 3 * e * n_codes,
+            .up = codes + (3 * e + 1) * n_codes,
+            .down = codes + (3 * e + 2) * n_codes,
+            .gate_scales = scales + 3 * e * n_scales,
+            .up_scales = scales + (3 * e + 1) * n_scales,
+            .down_scales = scales + (3 * e + 2) * n_scales,
+        };
+}
+
+static struct nib_moe_weights moe_weights;
+static struct nib_router moe_router = {.kind = NIB_ROUTER_TOPK_SOFTMAX, .n_experts = EXPERTS, .top_k = TOP_K};
+
+// x becomes the MoE layer of x, routed by its own first columns.
+static void run_experts(const struct test_device *d, struct nib_buffer x)
+{
+    const struct nib_moe_config config = {.activation = {.kind = NIB_ACT_SWIGLU_OAI, .alpha = 1.702f, .limit = 7}};
+    struct nib_moe *moe;
+    struct nib_routes routes;
+    struct nib_buffer y = test_buffer(d, TOKENS, HIDDEN, NULL), logits = test_buffer(d, TOKENS, EXPERTS, NULL);
+    for (int64_t t = 0; t < TOKENS; t++)
+        memcpy((float *)logits.data + t * EXPERTS, (float *)x.data + t * HIDDEN, EXPERTS * sizeof(float));
+    assert_int_equal(d->ops->bind_moe(d->device, &moe_weights, &config, TOP_K, &moe, NULL), NIB_OK);
+    assert_int_equal(d->ops->alloc_routes(d->device, TOKENS, TOP_K, &routes, NULL), NIB_OK);
+    d->ops->route(d->device, routes, logits, &moe_router);
+    d->ops->moe(d->device, y, x, routes, moe);
+    memcpy(x.data, y.data, TOKENS * HIDDEN * sizeof(float));
+    d->ops->free_moe(d->device, moe);
+    d->ops->free_routes(d->device, &routes);
+    d->ops->free_buffer(d->device, &y);
+    d->ops->free_buffer(d->device, &logits);
+}
+
+static void moe_agrees_with_ref(void **state)
+{
+    (void)state;
+    static uint8_t codes[EXPERTS * 3 * HIDDEN * INTERMEDIATE / 2],
+        scales[EXPERTS * 3 * HIDDEN * INTERMEDIATE / 32];
+    static struct nib_expert experts[EXPERTS];
+    fill_experts(codes, scales, experts);
+    moe_weights = (struct nib_moe_weights){
+        .hidden = HIDDEN,
+        .intermediate = INTERMEDIATE,
+        .n_experts = EXPERTS,
+        .gate_up_row_stride = 1,
+        .bias_dtype = NIB_F32,
+        .experts = experts,
+    };
+    float *x = test_random_values(TOKENS * HIDDEN, 1, true, 8);
+    for (enum nib_cpu_tier tier = NIB_CPU_AVX2; tier < NIB_CPU_TIER_COUNT; tier++) {
+        if (!nib_cpu_has(tier))
+            continue;
+        setenv("NIBBLE_CPU", nib_cpu_tier_name(tier), 1);
+        struct pair pair = open_pair(2);
+        compare(&pair, x, HIDDEN, 3e-3, run_experts);
+        close_pair(&pair);
+    }
+    unsetenv("NIBBLE_CPU");
+    free(x);
+}
+
 static void scratch_is_what_is_allocated(void **state)
 {
     (void)state;
@@ -303,6 +378,7 @@ int main(void)
         cmocka_unit_test(scratch_is_what_is_allocated),
         cmocka_unit_test(impossible_sizes_are_refused),
         cmocka_unit_test(kernels_are_named),
+        cmocka_unit_test(moe_agrees_with_ref),
     };
     return cmocka_run_group_tests_name("cpu ops", tests, fill_values, NULL);
 }
