@@ -13,24 +13,47 @@
 #include "cli/progress.h"
 #include "model/model.h"
 
+// The released configs' values, for the whole model or for some of its layers. Where only layers are meant, the vocabulary
+// is small, so that the head does not count.
+#define GPT_OSS                                                                                                   \
+    "{\"model_type\": \"gpt_oss\", \"hidden_size\": 2880, \"intermediate_size\": 2880, \"num_attention_heads\": " \
+    "64,"                                                                                                         \
+    " \"num_key_value_heads\": 8, \"head_dim\": 64, \"num_experts_per_tok\": 4, \"vocab_size\": 201088,"          \
+    " \"sliding_window\": 128, \"swiglu_limit\": 7.0, \"max_position_embeddings\": 131072, \"rms_norm_eps\": "    \
+    "1e-05,"                                                                                                      \
+    " \"rope_theta\": 150000, \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 32.0, \"beta_fast\": 32.0," \
+    " \"beta_slow\": 1.0, \"original_max_position_embeddings\": 4096, \"truncate\": false}, \"eos_token_id\": "   \
+    "200002,"
 static const struct {
-    const char *name;
-    int layers, experts;
-} shapes[] = {{"gpt-oss-20b", 24, 32}, {"gpt-oss-120b", 36, 128}};
+    const char *name, *config;
+} shapes[] = {
+    {"gpt-oss-20b", GPT_OSS " \"num_hidden_layers\": 24, \"num_local_experts\": 32}\n"},
+    {"gpt-oss-120b", GPT_OSS " \"num_hidden_layers\": 36, \"num_local_experts\": 128}\n"},
+    {"kimi-k2-layer",
+     "{\"model_type\": \"kimi_k2\", \"hidden_size\": 7168, \"num_hidden_layers\": 3, \"vocab_size\": 2048,"
+     " \"intermediate_size\": 18432, \"moe_intermediate_size\": 2048, \"n_routed_experts\": 384,"
+     " \"n_shared_experts\": 1, \"num_experts_per_tok\": 8, \"first_k_dense_replace\": 1, \"n_group\": 1,"
+     " \"topk_group\": 1, \"norm_topk_prob\": true, \"routed_scaling_factor\": 2.827, \"num_attention_heads\": 64,"
+     " \"num_key_value_heads\": 64, \"q_lora_rank\": 1536, \"kv_lora_rank\": 512, \"qk_nope_head_dim\": 128,"
+     " \"qk_rope_head_dim\": 64, \"v_head_dim\": 128, \"max_position_embeddings\": 262144, \"rms_norm_eps\": "
+     "1e-05,"
+     " \"rope_theta\": 50000, \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 64.0, \"beta_fast\": 32.0,"
+     " \"beta_slow\": 1.0, \"mscale\": 1.0, \"mscale_all_dim\": 1.0, \"original_max_position_embeddings\": 4096},"
+     " \"eos_token_id\": 2047}\n"},
+    {"mimo-v2-flash-layers",
+     "{\"model_type\": \"mimo_v2_flash\", \"hidden_size\": 4096, \"num_hidden_layers\": 3, \"vocab_size\": 2048,"
+     " \"intermediate_size\": 16384, \"moe_intermediate_size\": 2048, \"n_routed_experts\": 256,"
+     " \"num_experts_per_tok\": 8, \"num_attention_heads\": 64, \"num_key_value_heads\": 4,"
+     " \"swa_num_key_value_heads\": 8, \"head_dim\": 192, \"v_head_dim\": 128, \"attention_value_scale\": 0.707,"
+     " \"partial_rotary_factor\": 0.334, \"rope_theta\": 5000000, \"swa_rope_theta\": 10000,"
+     " \"sliding_window\": 128, \"hybrid_layer_pattern\": [0, 1, 1], \"moe_layer_freq\": [0, 1, 1],"
+     " \"max_position_embeddings\": 262144, \"layernorm_epsilon\": 1e-05, \"eos_token_id\": 2047}\n"},
+};
 
 const char *synthetic_shapes(void)
 {
-    return "gpt-oss-20b|gpt-oss-120b";
+    return "gpt-oss-20b|gpt-oss-120b|kimi-k2-layer|mimo-v2-flash-layers";
 }
-
-// The released config's values; layer_types are left to the model's default, which is the released order.
-static const char config_format[] =
-    "{\"model_type\": \"gpt_oss\", \"num_hidden_layers\": %d, \"num_local_experts\": %d, \"hidden_size\": 2880,\n"
-    " \"intermediate_size\": 2880, \"num_attention_heads\": 64, \"num_key_value_heads\": 8, \"head_dim\": 64,\n"
-    " \"num_experts_per_tok\": 4, \"vocab_size\": 201088, \"sliding_window\": 128, \"swiglu_limit\": 7.0,\n"
-    " \"max_position_embeddings\": 131072, \"rms_norm_eps\": 1e-05, \"rope_theta\": 150000,\n"
-    " \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 32.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0,\n"
-    "  \"original_max_position_embeddings\": 4096, \"truncate\": false}, \"eos_token_id\": 200002}\n";
 
 // What fills a tensor.
 enum content { NORM, BF16_WEIGHTS, CODES, SCALES };
@@ -193,8 +216,7 @@ nib_status synthetic_create(struct synthetic *synthetic, const char *shape, stru
         which++;
     if (which == sizeof shapes / sizeof *shapes)
         return nib_fail(err, NIB_ERR_ARGUMENT, "no shape is called \"%s\" (%s)", shape, synthetic_shapes());
-    char text[1024];
-    snprintf(text, sizeof text, config_format, shapes[which].layers, shapes[which].experts);
+    const char *text = shapes[which].config;
 
     struct nib_config *config = NULL;
     struct nib_model *model = NULL;

@@ -14,6 +14,6 @@ struct synthetic {
 nib_status synthetic_create(struct synthetic *synthetic, const char *shape, struct nib_error *err);
 void synthetic_remove(struct synthetic *synthetic); // fine on a zero one
 
-const char *synthetic_shapes(void); // "gpt-oss-20b|gpt-oss-120b"
+const char *synthetic_shapes(void); // "gpt-oss-20b|gpt-oss-120b|…"
 
 #endif
