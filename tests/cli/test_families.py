@@ -1,26 +1,34 @@
-"""`nibble check` on the fixtures of the families beside gpt-oss, within the stated bounds."""
+"""`nibble check` on the families beside gpt-oss: the fixtures, and the other forms in which releases store the same."""
+import json
+import math
 import os
+import re
+import shutil
+import struct
 
 import support
-from support import DATA, run
+from support import DATA, SCRATCH, run
 
 FAMILIES = ("qwen3_moe", "minimax_m2", "mimo_v2", "kimi_k2", "deepseek_v3_grouped")
 # The routers of these fixtures are random, and some of their choices are so close that rounding anything to bf16 (the
 # cache alone, on the reference device, does it) takes another expert. Then the logits behind it are other logits.
 NEAR_TIES = ("mimo_v2", "kimi_k2", "deepseek_v3_grouped")
+EXACT = ("--json", "--backend", "ref", "--max-abs", "2e-4", "--greedy-margin", "1e-3")
 
 
-def paths(family):
-    folder = os.path.join(DATA, "models", family)
-    return folder, os.path.join(folder, "expected.safetensors")
+def folder_of(family):
+    return os.path.join(DATA, "models", family)
 
 
-class Check(support.Test):
+def expected(family):
+    return os.path.join(folder_of(family), "expected.safetensors")
+
+
+class Fixtures(support.Test):
     def test_reference_device(self):
         for family in FAMILIES:
             with self.subTest(family):
-                got = self.json_of(run("check", *paths(family), "--json", "--backend", "ref", "--max-abs", "2e-4",
-                                       "--greedy-margin", "1e-3"))
+                got = self.json_of(run("check", folder_of(family), expected(family), *EXACT))
                 self.assertLessEqual(got["max_abs"], 2e-4)
                 self.assertEqual(got["greedy_agreement"], 1)
 
@@ -28,8 +36,162 @@ class Check(support.Test):
         for family in FAMILIES:
             top1, kl = ("0.93", "4e-2") if family in NEAR_TIES else ("0.97", "2e-3")
             with self.subTest(family):
-                self.succeeds(run("check", *paths(family), "--json", "--backend", "cpu", "--min-top1", top1,
-                                  "--max-kl", kl))
+                self.succeeds(run("check", folder_of(family), expected(family), "--json", "--backend", "cpu",
+                                  "--min-top1", top1, "--max-kl", kl))
+
+    def test_converted_experts(self):
+        for family in FAMILIES:
+            for form in ("fused", "per-expert"):
+                with self.subTest(f"{family} {form}"):
+                    target = os.path.join(SCRATCH, "converted")
+                    os.makedirs(SCRATCH, exist_ok=True)
+                    shutil.rmtree(target, ignore_errors=True)
+                    self.succeeds(run("convert", folder_of(family), target, "--to", form))
+                    self.succeeds(run("check", target, expected(family), *EXACT))
+
+
+class Checkpoint:
+    """A fixture's config and tensors, {name: (dtype, shape, bytes)}, to be changed and written elsewhere."""
+
+    def __init__(self, family):
+        with open(os.path.join(folder_of(family), "config.json"), encoding="utf-8") as file:
+            self.config = json.load(file)
+        with open(os.path.join(folder_of(family), "model.safetensors"), "rb") as file:
+            size, = struct.unpack("<Q", file.read(8))
+            header, data = json.loads(file.read(size)), file.read()
+        header.pop("__metadata__", None)
+        self.tensors = {name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
+                        for name, entry in header.items()}
+
+    def write(self, name):
+        target, header, at = os.path.join(SCRATCH, name), {}, 0
+        shutil.rmtree(target, ignore_errors=True)
+        os.makedirs(target)
+        for key, (dtype, shape, data) in self.tensors.items():
+            header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+            at += len(data)
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(os.path.join(target, "model.safetensors"), "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for _, _, data in self.tensors.values():
+                file.write(data)
+        with open(os.path.join(target, "config.json"), "w", encoding="utf-8") as file:
+            json.dump(self.config, file)
+        return target
+
+    def linears(self):
+        return [name for name, (dtype, shape, _) in self.tensors.items()
+                if dtype == "BF16" and len(shape) == 2 and re.search(r"_proj(_with_mqa)?\.weight$", name)]
+
+
+def floats_of_bf16(data):
+    return [struct.unpack("<f", b"\0\0" + data[i:i + 2])[0] for i in range(0, len(data), 2)]
+
+
+def bf16_of_floats(values):
+    return b"".join(struct.pack("<f", value)[2:] for value in values)
+
+
+E4M3 = sorted((abs(value), code) for code, value in (
+    (code, (code % 8) * 2 ** -9 if code < 8 else (1 + code % 8 / 8) * 2 ** (code // 8 - 7)) for code in range(127)))
+
+
+def e4m3_code(value):
+    magnitude = min(abs(value), 448)
+    exponent = max(math.frexp(magnitude)[1] - 1, -6) if magnitude else -6
+    code = round(magnitude / 2 ** (exponent - 3))  # 8 .. 16, or fewer below 2^-6
+    code = min((exponent + 6) * 8 + code, 126)
+    return code | (0x80 if value < 0 else 0)
+
+
+def to_fp8(checkpoint, block_rows, block_cols, suffix):
+    """All linears in FP8 with a power of two for each block; returns the same numbers in bf16, exactly."""
+    plain = dict(checkpoint.tensors)
+    for name in checkpoint.linears():
+        _, (rows, cols), data = checkpoint.tensors[name]
+        values, tall, wide = floats_of_bf16(data), block_rows or rows, block_cols or cols
+        across = -(-cols // wide)
+        largest = [0.0] * (-(-rows // tall) * across)
+        block_of = [(i // cols) // tall * across + i % cols // wide for i in range(rows * cols)]
+        for value, block in zip(values, block_of):
+            largest[block] = max(largest[block], abs(value))
+        scales = [2.0 ** (math.frexp(top)[1] - 8) for top in largest]
+        codes = [e4m3_code(value / scales[block]) for value, block in zip(values, block_of)]
+        decoded = [math.copysign(E4M3[code & 0x7f][0], -1 if code & 0x80 else 1) * scales[block]
+                   for code, block in zip(codes, block_of)]
+        checkpoint.tensors[name] = ("F8_E4M3", [rows, cols], bytes(codes))
+        checkpoint.tensors[name.removesuffix("weight") + suffix] = (
+            "F32", [len(scales) // across, across], struct.pack(f"<{len(scales)}f", *scales))
+        plain[name] = ("BF16", [rows, cols], bf16_of_floats(decoded))
+    return plain
+
+
+class Forms(support.Test):
+    def check(self, folder, family):
+        return self.json_of(run("check", folder, expected(family), "--json", "--backend", "ref"))
+
+    def test_fp8_is_the_numbers_it_stands_for(self):
+        forms = {"blocks": (32, 32, "weight_scale_inv"), "channel": (1, None, "weight_scale")}
+        for family in ("kimi_k2", "mimo_v2", "qwen3_moe"):
+            for form, arguments in forms.items():
+                with self.subTest(f"{family} {form}"):
+                    checkpoint = Checkpoint(family)
+                    plain = to_fp8(checkpoint, *arguments)
+                    fp8 = self.check(checkpoint.write("fp8"), family)
+                    checkpoint.tensors = plain
+                    bf16 = self.check(checkpoint.write("plain"), family)
+                    self.assertGreater(bf16["max_abs"], 1e-3)  # 3 bits of mantissa are seen
+                    for key in ("max_abs", "rel_l2"):
+                        self.assertAlmostEqual(fp8[key], bf16[key], delta=1e-5)
+
+    def test_text_tower_of_a_multimodal_release(self):
+        checkpoint = Checkpoint("kimi_k2")
+        checkpoint.tensors = {"language_model." + name: value for name, value in checkpoint.tensors.items()}
+        checkpoint.tensors["vision_tower.patch_embed.weight"] = ("BF16", [4], bytes(8))
+        checkpoint.tensors["mm_projector.weight"] = ("BF16", [4], bytes(8))
+        checkpoint.config = {"model_type": "kimi_k25", "text_config": checkpoint.config}
+        checkpoint.config["text_config"]["model_type"] = "kimi_k2"
+        folder = checkpoint.write("multimodal")
+        self.succeeds(run("check", folder, expected("kimi_k2"), *EXACT))
+        self.assertNotIn("unused tensor", self.succeeds(run("inspect", folder)).stdout)
+
+    def test_fused_qkv_in_shards(self):
+        checkpoint = Checkpoint("mimo_v2")
+        shards = checkpoint.config["num_key_value_heads"]
+        for layer in range(checkpoint.config["num_hidden_layers"]):
+            prefix = f"model.layers.{layer}.self_attn."
+            parts = [checkpoint.tensors.pop(f"{prefix}{part}_proj.weight") for part in "qkv"]
+            data = b"".join(part[len(part) // shards * s:len(part) // shards * (s + 1)]
+                            for s in range(shards) for _, _, part in parts)
+            rows = sum(shape[0] for _, shape, _ in parts)
+            checkpoint.tensors[prefix + "qkv_proj.weight"] = ("BF16", [rows, parts[0][1][1]], data)
+        self.succeeds(run("check", checkpoint.write("fused-qkv"), expected("mimo_v2"), *EXACT))
+
+    def test_released_config_of_mimo(self):
+        checkpoint = Checkpoint("mimo_v2")
+        config = checkpoint.config
+        ropes = config.pop("rope_parameters")
+        config["hybrid_layer_pattern"] = [int(kind == "sliding_attention") for kind in config.pop("layer_types")]
+        config["moe_layer_freq"] = [int(kind == "sparse") for kind in config.pop("mlp_layer_types")]
+        config["rope_theta"] = ropes["full_attention"]["rope_theta"]
+        config["swa_rope_theta"] = ropes["sliding_attention"]["rope_theta"]
+        config["partial_rotary_factor"] = ropes["full_attention"]["partial_rotary_factor"]
+        config["swa_num_key_value_heads"] = 2 * config["num_key_value_heads"]
+        config["layernorm_epsilon"] = config.pop("rms_norm_eps")
+        config["sliding_window_size"] = config.pop("sliding_window")
+        config["routed_scaling_factor"] = None
+        self.succeeds(run("check", checkpoint.write("released"), expected("mimo_v2"), *EXACT))
+
+    def test_tied_head(self):
+        checkpoint = Checkpoint("qwen3_moe")
+        dtype, shape, _ = checkpoint.tensors.pop("lm_head.weight")
+        self.fails(run("check", checkpoint.write("untied"), expected("qwen3_moe")), 1, "lm_head.weight")
+        checkpoint.config["tie_word_embeddings"] = True
+        tied = self.check(checkpoint.write("tied"), "qwen3_moe")
+        checkpoint.config["tie_word_embeddings"] = False
+        checkpoint.tensors["lm_head.weight"] = (dtype, shape, checkpoint.tensors["model.embed_tokens.weight"][2])
+        self.assertEqual(tied, self.check(checkpoint.write("copied"), "qwen3_moe"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,150 @@
+// From configs to plans: released sizes give the caches that theory says, and options that nothing here computes are
+// refused naming key and value.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "model/model.h"
+
+// Sizes of the released models; an option may follow.
+#define KIMI_K2                                                                                                \
+    "{\"model_type\": \"kimi_k2\", \"hidden_size\": 7168, \"num_hidden_layers\": 61, \"vocab_size\": 163840, " \
+    "\"intermediate_size\": 18432, \"moe_intermediate_size\": 2048, \"n_routed_experts\": 384, "               \
+    "\"num_experts_per_tok\": 8, \"first_k_dense_replace\": 1, \"n_shared_experts\": 1, "                      \
+    "\"num_attention_heads\": 64, \"num_key_value_heads\": 64, \"q_lora_rank\": 1536, \"kv_lora_rank\": 512, " \
+    "\"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64, \"v_head_dim\": 128, \"rope_theta\": 50000"
+#define MIMO_V2                                                                                                \
+    "{\"model_type\": \"mimo_v2_flash\", \"hidden_size\": 4096, \"num_hidden_layers\": 12, \"vocab_size\": "   \
+    "152576, "                                                                                                 \
+    "\"intermediate_size\": 16384, \"moe_intermediate_size\": 2048, \"n_routed_experts\": 256, "               \
+    "\"num_experts_per_tok\": 8, \"num_attention_heads\": 64, \"num_key_value_heads\": 4, \"head_dim\": 192, " \
+    "\"v_head_dim\": 128, \"partial_rotary_factor\": 0.334, \"rope_theta\": 5000000, \"swa_rope_theta\": 10000"
+#define MINIMAX_M2                                                                                                \
+    "{\"model_type\": \"minimax_m2\", \"hidden_size\": 3072, \"num_hidden_layers\": 62, \"vocab_size\": 200064, " \
+    "\"intermediate_size\": 1536, \"num_local_experts\": 256, \"num_experts_per_tok\": 8, "                       \
+    "\"num_attention_heads\": 48, \"num_key_value_heads\": 8, \"head_dim\": 128, \"rope_theta\": 5000000"
+#define QWEN3_MOE                                                                                                \
+    "{\"model_type\": \"qwen3_moe\", \"hidden_size\": 2048, \"num_hidden_layers\": 48, \"vocab_size\": 151936, " \
+    "\"intermediate_size\": 6144, \"moe_intermediate_size\": 768, \"num_experts\": 128, "                        \
+    "\"num_experts_per_tok\": 8, "                                                                               \
+    "\"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": 128, \"rope_theta\": 1000000"
+
+static nib_status create(const char *sizes, const char *option, struct nib_model **model, struct nib_error *err)
+{
+    char text[2048];
+    struct nib_config *config;
+    snprintf(text, sizeof text, "%s%s%s}", sizes, *option ? ", " : "", option);
+    assert_int_equal(nib_config_parse(text, strlen(text), "config.json", &config, err), NIB_OK);
+    nib_status status = nib_model_create(config, model, err);
+    nib_config_free(config);
+    return status;
+}
+
+static void caches_are_what_theory_says(void **state)
+{
+    (void)state;
+    struct nib_model *model;
+    struct nib_error err;
+    assert_int_equal(create(KIMI_K2, "", &model, &err), NIB_OK);
+    assert_int_equal(model->shape.n_caches, 61); // one row of 512 + 64 for each layer
+    for (int c = 0; c < 61; c++)
+        assert_int_equal(model->shape.cache_specs[c].width, 576);
+    nib_model_free(model);
+
+    assert_int_equal(create(MIMO_V2, "", &model, &err), NIB_OK);
+    int64_t full = 0, windowed = 0;
+    for (int c = 0; c < model->shape.n_caches; c++) {
+        const struct nib_cache_spec *spec = &model->shape.cache_specs[c];
+        assert_true(spec->window == 0 || spec->window == 128);
+        *(spec->window ? &windowed : &full) += spec->width;
+    }
+    assert_int_equal(full, 3 * 4 * (192 + 128)); // layers 0, 5 and 11
+    assert_int_equal(windowed, 9 * 8 * (192 + 128));
+    nib_model_free(model);
+
+    assert_int_equal(create(MINIMAX_M2, "\"rotary_dim\": 64", &model, &err), NIB_OK);
+    assert_int_equal(model->shape.n_caches, 124);
+    nib_model_free(model);
+    assert_int_equal(create(QWEN3_MOE, "\"use_sliding_window\": true, \"sliding_window\": 4096", &model, &err),
+                     NIB_OK);
+    assert_int_equal(model->shape.cache_specs[95].window, 4096);
+    nib_model_free(model);
+}
+
+static void other_options_are_accepted(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {KIMI_K2, "\"scoring_func\": \"sigmoid\", \"topk_method\": \"noaux_tc\", \"moe_layer_freq\": 1"},
+        {KIMI_K2, "\"n_group\": 8, \"topk_group\": 4, \"tie_word_embeddings\": true, \"norm_topk_prob\": false"},
+        {KIMI_K2,
+         "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 64, \"mscale\": 1, \"mscale_all_dim\": 0.7}"},
+        {MIMO_V2,
+         "\"routed_scaling_factor\": null, \"swa_num_key_value_heads\": 8, \"attention_value_scale\": 0.707"},
+        {MIMO_V2,
+         "\"hybrid_layer_pattern\": [0,1,1,0,1,1,0,1,1,0,1,1], \"moe_layer_freq\": [0,0,1,1,1,1,1,1,1,1,1,1]"},
+        {MINIMAX_M2, "\"scoring_func\": \"sigmoid\", \"use_qk_norm\": true, \"shared_intermediate_size\": 0"},
+        {QWEN3_MOE, "\"mlp_only_layers\": [0, 47], \"decoder_sparse_step\": 2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct nib_model *model;
+        struct nib_error err;
+        if (create(cases[i][0], cases[i][1], &model, &err))
+            fail_msg("%s: %s", cases[i][1], err.message);
+        nib_model_free(model);
+    }
+}
+
+static void refusals_name_key_and_value(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sizes, *option, *key, *value;
+    } cases[] = {
+        {KIMI_K2, "\"scoring_func\": \"softmax\"", "scoring_func", "softmax"},
+        {KIMI_K2, "\"topk_method\": \"greedy\"", "topk_method", "greedy"},
+        {KIMI_K2, "\"hidden_act\": \"gelu\"", "hidden_act", "gelu"},
+        {KIMI_K2, "\"moe_layer_freq\": 2", "moe_layer_freq", "2"},
+        {KIMI_K2, "\"n_group\": 5", "n_group", "5"},
+        {KIMI_K2, "\"n_group\": 384", "n_group", "384"},
+        {KIMI_K2, "\"n_group\": 96, \"topk_group\": 1", "n_group", "96"},
+        {KIMI_K2, "\"n_group\": 64, \"topk_group\": 1", "topk_group", "1"},
+        {KIMI_K2, "\"n_group\": 8, \"topk_group\": 9", "topk_group", "9"},
+        {KIMI_K2, "\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 4}", "rope_type", "longrope"},
+        {MIMO_V2, "\"layer_types\": [\"full_attention\"]", "layer_types", "full_attention"},
+        {MIMO_V2, "\"mlp_layer_types\": [\"dense\"]", "mlp_layer_types", "dense"},
+        {MIMO_V2, "\"hybrid_layer_pattern\": [0, 1]", "hybrid_layer_pattern", "1"},
+        {MIMO_V2, "\"swa_num_key_value_heads\": 7", "7", "64"},
+        {MINIMAX_M2, "\"qk_norm_type\": \"per_head\"", "qk_norm_type", "per_head"},
+        {MINIMAX_M2, "\"shared_intermediate_size\": 64", "shared_intermediate_size", "64"},
+        {MINIMAX_M2, "\"attn_type_list\": [1, 0]", "attn_type_list", "0"},
+        {MINIMAX_M2, "\"rotary_dim\": 63", "63", "128"},
+        {QWEN3_MOE, "\"mlp_only_layers\": [48]", "mlp_only_layers", "48"},
+        {QWEN3_MOE, "\"decoder_sparse_step\": 64", "num_hidden_layers", "48"},
+        {QWEN3_MOE, "\"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2}", "rope_type", "dynamic"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct nib_model *model;
+        struct nib_error err;
+        nib_status status = create(cases[i].sizes, cases[i].option, &model, &err);
+        if (status == NIB_OK)
+            fail_msg("%s is accepted", cases[i].option);
+        if (!strstr(err.message, cases[i].key) || !strstr(err.message, cases[i].value))
+            fail_msg("%s: \"%s\"", cases[i].option, err.message);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(caches_are_what_theory_says),
+        cmocka_unit_test(other_options_are_accepted),
+        cmocka_unit_test(refusals_name_key_and_value),
+    };
+    return cmocka_run_group_tests_name("families", tests, NULL, NULL);
+}
