@@ -31,10 +31,21 @@ struct nib_memory_plan {
     uint64_t scratch_bytes;   // the device's own
     uint64_t total_bytes;     // all of the above
     uint64_t available_bytes; // what the system or the control group still grants
+    bool exact;               // the precision chosen
     int32_t context;          // tokens one sequence can hold
     int64_t cache_tokens;     // tokens all sequences together can hold
     int32_t max_sequences, max_step_tokens;
 };
+
+// Whether activations and cached rows are rounded to bf16 on their way into a product. Rounding is what makes large models
+// fast; a model whose weights take less than NIB_EXACT_BELOW bytes steps in microseconds either way.
+enum nib_precision {
+    NIB_PRECISION_AUTO, // exact below NIB_EXACT_BELOW bytes of weights, else fast
+    NIB_PRECISION_FAST, // bf16 activations and cache, fp32 sums
+    NIB_PRECISION_EXACT, // fp32 activations, cached rows as two bf16 parts (16 bits): twice the cache, slower prefill
+};
+
+#define NIB_EXACT_BELOW ((uint64_t)64 << 20)
 
 struct nib_engine_options {
     const char *device;      // NULL: "cpu"; or "ref"
@@ -44,8 +55,9 @@ struct nib_engine_options {
     int32_t max_step_tokens; // of one step; 0: 512
     int32_t max_outputs;     // rows of logits of one step; 0: max_sequences
     int64_t cache_tokens;    // what all sequences share; 0: `context`
-    bool dense_int8;         // dense matrices in 8 bits with a scale a row: faster, and lossy
-    bool force;              // open even if the plan does not fit the memory
+    enum nib_precision precision;
+    bool dense_int8; // dense matrices in 8 bits with a scale a row: faster, and lossy
+    bool force;      // open even if the plan does not fit the memory
     // Called once before anything is allocated; may be NULL.
     void (*on_plan)(void *user, const struct nib_memory_plan *plan);
     void *user;

@@ -62,6 +62,7 @@ struct nib_moe_config {
     struct nib_activation activation;
     int64_t
         first_expert; // expert_ids outside [first_expert, first_expert + E) belong to another rank and cost nothing
+    bool exact; // only kernels whose activations are fp32: x may be fp32, and the intermediate is not rounded
     const char *kernel; // NULL: the best for this CPU (see NIBBLE_CPU); or a kernel's name, "ref" among them
 };
 
@@ -81,7 +82,7 @@ struct nib_moe_call {
     int64_t tokens;               // T >= 0
     int64_t top_k;                // routes per token; the same expert may stand in several routes of a token
     int threads;                  // OpenMP threads to use, >= 1
-    enum nib_dtype x_dtype;       // NIB_BF16; NIB_F32 too with the kernel "ref"
+    enum nib_dtype x_dtype;       // NIB_BF16; NIB_F32 too with fp32 kernels (ref, avx2, avx512)
     const void *x;                /* [T, K] */
     const int32_t *expert_ids;    /* [T, top_k] */
     const float *routing_weights; /* [T, top_k] */

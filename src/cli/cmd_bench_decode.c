@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/session.h"
 #include "cli/synthetic.h"
 #include "nibble/engine.h"
 
@@ -222,7 +223,8 @@ static void print_json(const struct decode *d, const char *name)
 
 int cmd_bench_decode(int argc, char **argv)
 {
-    const char *model = NULL, *shape = NULL, *device = "cpu", *list = "1,2,4,8,16", *dense_dtype = "stored";
+    const char *model = NULL, *shape = NULL, *device = "cpu", *list = "1,2,4,8,16", *dense_dtype = "stored",
+               *precision = "auto";
     bool random = false, json = false;
     int64_t threads = 0, numbers[MAX_ROWS];
     struct decode d = {.context = 32, .steps = 15, .prefill = 512, .random = 1};
@@ -236,6 +238,8 @@ int cmd_bench_decode(int argc, char **argv)
         {"--prefill", NIB_OPTION_INT, &d.prefill, "N", "tokens of the measured prefill, 0: none", 0, 1 << 24},
         {"--backend", NIB_OPTION_CHOICE, &device, "ref|cpu", "the device that computes", 0, 0},
         {"--threads", NIB_OPTION_INT, &threads, "N", "CPU threads, 0: as many as the process may use", 0, 1024},
+        {"--precision", NIB_OPTION_CHOICE, &precision, "auto|fast|exact",
+         "activations and cache in bf16 (fast) or fp32 (exact); auto: exact for small models", 0, 0},
         {"--dense-dtype", NIB_OPTION_CHOICE, &dense_dtype, "stored|int8",
          "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
         {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},
@@ -277,6 +281,7 @@ int cmd_bench_decode(int argc, char **argv)
         .max_sequences = (int32_t)most,
         .cache_tokens = longest * most,
         .dense_int8 = strcmp(dense_dtype, "int8") == 0,
+        .precision = precision_of(precision),
         .force = shape != NULL, // its weights are in memory already
     };
     if (!status)

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/session.h"
 #include "nibble/engine.h"
 
 #define MAX_ROWS 64 // rows of logits fetched at a time
@@ -332,7 +333,7 @@ static bool within(const struct tally *t, const struct limits *limits)
 
 int cmd_check(int argc, char **argv)
 {
-    const char *paths[2] = {0}, *device = "cpu", *dense_dtype = "stored";
+    const char *paths[2] = {0}, *device = "cpu", *dense_dtype = "stored", *precision = "auto";
     int64_t threads = 0, chunk = MAX_ROWS;
     bool json = false;
     struct limits limits = {INFINITY, INFINITY, 0, INFINITY};
@@ -340,6 +341,8 @@ int cmd_check(int argc, char **argv)
         {"--backend", NIB_OPTION_CHOICE, &device, "ref|cpu", "the device that computes", 0, 0},
         {"--threads", NIB_OPTION_INT, &threads, "N", "CPU threads, 0: as many as the process may use", 0, 1024},
         {"--chunk", NIB_OPTION_INT, &chunk, "N", "prompt tokens fed in one step", 1, MAX_ROWS},
+        {"--precision", NIB_OPTION_CHOICE, &precision, "auto|fast|exact",
+         "activations and cache in bf16 (fast) or fp32 (exact); auto: exact for small models", 0, 0},
         {"--dense-dtype", NIB_OPTION_CHOICE, &dense_dtype, "stored|int8",
          "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
         {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},
@@ -372,6 +375,7 @@ int cmd_check(int argc, char **argv)
         .max_step_tokens = MAX_ROWS,
         .max_outputs = MAX_ROWS,
         .dense_int8 = strcmp(dense_dtype, "int8") == 0,
+        .precision = precision_of(precision),
     };
     struct check check = {.chunk = chunk, .total.first_difference_margin = NAN};
     struct nib_checkpoint *file = NULL;

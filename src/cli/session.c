@@ -6,9 +6,16 @@
 #include "base/error.h"
 #include "cli/units.h"
 
+enum nib_precision precision_of(const char *name)
+{
+    return strcmp(name, "exact") == 0  ? NIB_PRECISION_EXACT
+           : strcmp(name, "fast") == 0 ? NIB_PRECISION_FAST
+                                       : NIB_PRECISION_AUTO;
+}
+
 struct session_options session_defaults(void)
 {
-    return (struct session_options){.device = "cpu", .dense_dtype = "stored"};
+    return (struct session_options){.device = "cpu", .dense_dtype = "stored", .precision = "auto"};
 }
 
 void print_memory_plan(const struct nib_memory_plan *plan)
@@ -79,6 +86,7 @@ nib_status session_open(struct session *session, const char *path, const struct 
         .cache_tokens = options->cache_tokens,
         .force = options->force,
         .dense_int8 = strcmp(options->dense_dtype, "int8") == 0,
+        .precision = precision_of(options->precision),
         .on_plan = on_plan,
         .user = &mutable_options,
     };

@@ -11,10 +11,14 @@ struct session_options {
     int64_t threads, context, max_sequences, max_step_tokens, max_outputs, cache_tokens;
     bool force;
     const char *dense_dtype; // "stored" or "int8"
+    const char *precision;   // "auto", "fast" or "exact"
     bool print_plan;         // on stderr, before anything is allocated
 };
 
 struct session_options session_defaults(void);
+
+// The value of a --precision option.
+enum nib_precision precision_of(const char *name);
 
 struct session {
     struct nib_engine *engine;

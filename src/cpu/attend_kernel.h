@@ -70,14 +70,16 @@ ATTEND_INLINE void attend_product(int rows, struct nib_attend_hints *hints, int6
 
 ATTEND_INLINE void attend_logits(int rows, int64_t lines, const struct nib_attend_block *block, int64_t first_row)
 {
+    int64_t units = (block->head_dim + 1) / 2;
     for (int64_t key = 0; key < NIB_ATTEND_KEYS; key += ATTEND_COLUMNS) {
         vec c[ATTEND_ROWS][ATTEND_VECTORS];
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < ATTEND_VECTORS; v++)
                 c[r][v] = vec_zero();
-        attend_product(rows, block->hints, lines, (block->head_dim + 1) / 2,
-                       block->queries + first_row * block->query_pitch, block->query_pitch, block->key_units + key,
-                       NIB_ATTEND_KEYS, c);
+        for (int part = 0; part < block->parts; part++)
+            attend_product(rows, block->hints, lines, units, block->queries + first_row * block->query_pitch,
+                           block->query_pitch, block->key_units + part * units * NIB_ATTEND_KEYS + key,
+                           NIB_ATTEND_KEYS, c);
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < ATTEND_VECTORS; v++)
                 vec_store(block->scores + r * NIB_ATTEND_KEYS + key + v * VEC_LANES, c[r][v]);
@@ -122,8 +124,10 @@ ATTEND_INLINE void attend_values(int rows, int64_t lines, const struct nib_atten
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < ATTEND_VECTORS; v++)
                 c[r][v] = vec_mul(vec_load(out + r * block->v_pitch + v * VEC_LANES), vec_load(rescale[r]));
-        attend_product(rows, block->hints, lines, (block->n_keys + 1) / 2, block->scores, NIB_ATTEND_KEYS,
-                       block->value_units + column, block->v_pitch, c);
+        for (int part = 0; part < block->parts; part++)
+            attend_product(rows, block->hints, lines, (block->n_keys + 1) / 2, block->scores, NIB_ATTEND_KEYS,
+                           block->value_units + part * (NIB_ATTEND_KEYS / 2) * block->v_pitch + column,
+                           block->v_pitch, c);
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < ATTEND_VECTORS; v++)
                 vec_store(out + r * block->v_pitch + v * VEC_LANES, c[r][v]);
@@ -145,8 +149,10 @@ ATTEND_INLINE void attend_rows(int rows, int64_t lines, const struct nib_attend_
 
 static inline void attend_block(const struct nib_attend_block *block)
 {
-    nib_attend_pack_keys_avx2(block);
-    nib_attend_pack_values_avx2(block);
+    for (int part = 0; part < block->parts; part++) {
+        nib_attend_pack_keys_avx2(block, part);
+        nib_attend_pack_values_avx2(block, part);
+    }
     int64_t row = 0, lines = attend_lines_a_step(block);
     for (; row + ATTEND_ROWS <= block->n_rows; row += ATTEND_ROWS)
         attend_rows(ATTEND_ROWS, lines, block, row);

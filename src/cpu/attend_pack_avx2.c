@@ -24,32 +24,34 @@ static inline void transpose_four(const uint16_t *const *keys /* [8] */, int64_t
     _mm256_storeu_si256((__m256i *)(out + 3 * NIB_ATTEND_KEYS), _mm256_unpackhi_epi64(ab_high, cd_high));
 }
 
-void nib_attend_pack_keys_avx2(const struct nib_attend_block *block)
+void nib_attend_pack_keys_avx2(const struct nib_attend_block *block, int part)
 {
-    int64_t dim = block->head_dim;
+    int64_t dim = block->head_dim, column = block->first_key_column + part * block->key_part_columns;
+    uint32_t *units = block->key_units + part * ((dim + 1) / 2) * NIB_ATTEND_KEYS;
     for (int64_t key = 0; key < block->n_keys; key += 8) {
         // Keys behind the last one get the last one's units: no row sees them.
         const uint16_t *keys[8];
         for (int64_t i = 0; i < 8; i++)
-            keys[i] = block->keys[key + i < block->n_keys ? key + i : block->n_keys - 1] + block->first_key_column;
+            keys[i] = block->keys[key + i < block->n_keys ? key + i : block->n_keys - 1] + column;
         int64_t d = 0;
         for (; d + 8 <= dim; d += 8)
-            transpose_four(keys, d, block->key_units + d / 2 * NIB_ATTEND_KEYS + key);
+            transpose_four(keys, d, units + d / 2 * NIB_ATTEND_KEYS + key);
         for (; d < dim; d += 2)
             for (int64_t i = 0; i < 8; i++) {
                 uint32_t odd = d + 1 < dim ? keys[i][d + 1] : 0;
-                block->key_units[d / 2 * NIB_ATTEND_KEYS + key + i] = keys[i][d] | odd << 16;
+                units[d / 2 * NIB_ATTEND_KEYS + key + i] = keys[i][d] | odd << 16;
             }
     }
 }
 
-void nib_attend_pack_values_avx2(const struct nib_attend_block *block)
+void nib_attend_pack_values_avx2(const struct nib_attend_block *block, int part)
 {
-    int64_t dim = block->v_dim;
+    int64_t dim = block->v_dim, column = block->first_value_column + part * block->value_part_columns;
+    uint32_t *units = block->value_units + part * (NIB_ATTEND_KEYS / 2) * block->v_pitch;
     for (int64_t key = 0; key < block->n_keys; key += 2) {
-        const uint16_t *even = block->values[key] + block->first_value_column;
-        const uint16_t *odd = key + 1 < block->n_keys ? block->values[key + 1] + block->first_value_column : NULL;
-        uint32_t *out = block->value_units + key / 2 * block->v_pitch;
+        const uint16_t *even = block->values[key] + column;
+        const uint16_t *odd = key + 1 < block->n_keys ? block->values[key + 1] + column : NULL;
+        uint32_t *out = units + key / 2 * block->v_pitch;
         int64_t d = 0;
         for (; d + 16 <= dim; d += 16) {
             // Quarters in the order 0 2 1 3, so that interleaving within 128-bit lanes gives neighbours.

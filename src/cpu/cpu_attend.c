@@ -48,14 +48,14 @@ static int64_t v_pitch_of(int64_t v_dim)
 }
 
 // Lays the workspace out from `base` on and returns how many floats it takes.
-static int64_t carve(struct workspace *w, float *base, int64_t head_dim, int64_t v_dim)
+static int64_t carve(struct workspace *w, float *base, int64_t head_dim, int64_t v_dim, int parts)
 {
     const int64_t sizes[] = {
         NIB_ATTEND_ROWS * query_pitch_of(head_dim),
         4 * NIB_ATTEND_KEYS,
         2 * NIB_ATTEND_ROWS,
-        (head_dim + 1) / 2 * NIB_ATTEND_KEYS,
-        NIB_ATTEND_KEYS / 2 * v_pitch_of(v_dim),
+        parts * ((head_dim + 1) / 2) * NIB_ATTEND_KEYS,
+        parts * (NIB_ATTEND_KEYS / 2) * v_pitch_of(v_dim),
         NIB_ATTEND_ROWS * v_pitch_of(v_dim),
         NIB_ATTEND_ROWS,
         NIB_ATTEND_ROWS,
@@ -79,9 +79,9 @@ static int64_t carve(struct workspace *w, float *base, int64_t head_dim, int64_t
     return at[11];
 }
 
-size_t nib_cpu_attend_scratch_bytes(const struct nib_scratch_query *query)
+size_t nib_cpu_attend_scratch_bytes(const struct nib_scratch_query *query, int cache_parts)
 {
-    return (size_t)carve(NULL, NULL, query->head_dim, query->head_dim) * sizeof(float);
+    return (size_t)carve(NULL, NULL, query->head_dim, query->head_dim, cache_parts) * sizeof(float);
 }
 
 static void pack_queries(const struct attention *a, const struct nib_attend_task *task, struct workspace *w)
@@ -105,9 +105,9 @@ static void find_rows(const struct attention *a, const struct nib_attend_task *t
 {
     int64_t page_tokens = a->device->step->page_tokens, hidden = task->lo > start ? task->lo - start : 0;
     for (int64_t i = hidden; i < n_keys;) {
-        const uint16_t *row = nib_cached_row(a->device->step, cache, task->sequence, start + i) + column;
+        const uint16_t *row = nib_cached_row(a->device, cache, task->sequence, start + i) + column;
         int64_t end = i + page_tokens - ((start + i) & (page_tokens - 1));
-        for (end = end < n_keys ? end : n_keys; i < end; i++, row += cache.width)
+        for (end = end < n_keys ? end : n_keys; i < end; i++, row += cache.width * a->device->cache_parts)
             rows[i] = row;
     }
     for (int64_t i = 0; i < hidden; i++)
@@ -161,6 +161,9 @@ static void sum_block(const struct attention *a, const struct nib_attend_task *t
         .values = rows->values,
         .first_key_column = kv * a->attend->head_dim,
         .first_value_column = kv * a->attend->v_dim,
+        .parts = a->device->cache_parts,
+        .key_part_columns = a->keys.width,
+        .value_part_columns = a->values.width,
         .n_keys = rows->n_keys,
         .head_dim = a->attend->head_dim,
         .v_dim = a->attend->v_dim,
@@ -321,7 +324,7 @@ static void share_tasks(const struct attention *a, int64_t ranges, int threads)
         size_t offset = (size_t)omp_get_thread_num() * a->device->attend_scratch_bytes;
         char *scratch = (char *)a->device->attend_scratch + offset;
         struct workspace w;
-        carve(&w, (float *)(void *)scratch, a->attend->head_dim, a->attend->v_dim);
+        carve(&w, (float *)(void *)scratch, a->attend->head_dim, a->attend->v_dim, a->device->cache_parts);
         if (ranges) {
 #pragma omp for schedule(dynamic)
             for (int64_t i = 0; i < ranges; i++)

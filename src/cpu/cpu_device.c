@@ -30,7 +30,7 @@ static struct layout lay_out(const struct nib_device_options *options, const str
         .partial_pitch = nib_round_up(query->head_dim, 64) + 2,
     };
     l.rounded = aligned((size_t)l.rounded_elements * sizeof(uint16_t));
-    l.attend = aligned(nib_cpu_attend_scratch_bytes(query));
+    l.attend = aligned(nib_cpu_attend_scratch_bytes(query, options->exact ? 2 : 1));
     l.partials = options->threads > 1 ? aligned((size_t)(l.partial_rows * l.partial_pitch) * sizeof(float)) : 0;
     return l;
 }
@@ -64,6 +64,8 @@ static nib_status cpu_open(const struct nib_device_options *options, const struc
     nib_status status = nib_cpu_pick_tier(&tier, err);
     if (status)
         return status;
+    if (options->exact && tier > NIB_CPU_AVX512) // the tiers above multiply in bf16
+        tier = NIB_CPU_AVX512;
     const struct nib_cpu_kernels *kernels = nib_cpu_kernels_for(tier);
     if (!kernels)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "the cpu device needs AVX2, FMA and F16C; the tier in use is %s",
@@ -75,6 +77,7 @@ static nib_status cpu_open(const struct nib_device_options *options, const struc
     opened->options = *options;
     opened->limits = *query;
     opened->kernels = kernels;
+    opened->cache_parts = options->exact ? 2 : 1;
     opened->attend_scratch_bytes = l.attend;
     opened->partial_rows = l.partials ? l.partial_rows : 0;
     opened->partial_pitch = l.partial_pitch;
@@ -119,7 +122,9 @@ static nib_status cpu_bind_moe(struct nib_device *device, const struct nib_moe_w
     struct nib_moe *bound = calloc(1, sizeof *bound);
     if (!bound)
         return nib_fail_memory(err, sizeof *bound, "a MoE layer");
-    nib_status status = nib_moe_plan_create(weights, config, &bound->plan, err);
+    struct nib_moe_config as_opened = *config;
+    as_opened.exact = device->options.exact;
+    nib_status status = nib_moe_plan_create(weights, &as_opened, &bound->plan, err);
     if (status) {
         free(bound);
         return status;
@@ -237,12 +242,17 @@ static nib_status cpu_alloc_routes(struct nib_device *device, int64_t rows, int6
     return status;
 }
 
+static size_t cpu_cache_element_bytes(const struct nib_device_options *options)
+{
+    return (options->exact ? 2 : 1) * sizeof(uint16_t);
+}
+
 static nib_status cpu_alloc_cache(struct nib_device *device, int64_t pages, int64_t page_tokens, int64_t width,
                                   int32_t group, struct nib_cache *cache, struct nib_error *err)
 {
-    (void)device;
     *cache = (struct nib_cache){NULL, width, group};
-    return alloc_elements(pages, page_tokens, width, sizeof(uint16_t), "the KV cache", &cache->data, err);
+    return alloc_elements(pages, page_tokens, width, cpu_cache_element_bytes(&device->options), "the KV cache",
+                          &cache->data, err);
 }
 
 static void cpu_free_cache(struct nib_device *device, struct nib_cache *cache)
@@ -293,7 +303,7 @@ const struct nib_ops *nib_cpu_ops(void)
 {
     static const struct nib_ops ops = {
         .name = "cpu",
-        .cache_element_bytes = sizeof(uint16_t),
+        .cache_element_bytes = cpu_cache_element_bytes,
         .buffer_element_bytes = sizeof(float),
         .open = cpu_open,
         .close = cpu_close,

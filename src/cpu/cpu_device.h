@@ -14,6 +14,7 @@ enum {
 struct nib_device {
     struct nib_device_options options;
     struct nib_scratch_query limits;
+    int cache_parts; // bf16 parts whose sum is a cached element: 1, or 2 with options.exact
     const struct nib_cpu_kernels *kernels;
     const struct nib_step *step; // between begin and end
     struct nib_error error;      // the first failure since begin
@@ -69,19 +70,22 @@ static inline int nib_cpu_threads(const struct nib_device *device, int64_t work)
     return work < 32768 ? 1 : device->options.threads;
 }
 
-// The cached row of a position, or NULL where its page is freed.
-static inline uint16_t *nib_cached_row(const struct nib_step *step, struct nib_cache cache, int64_t sequence,
+// The cached row of a position, or NULL where its page is freed: `width` bf16, and as many with what the rounding of
+// those took away when the cache has two parts.
+static inline uint16_t *nib_cached_row(const struct nib_device *device, struct nib_cache cache, int64_t sequence,
                                        int64_t position)
 {
+    const struct nib_step *step = device->step;
     const int32_t *table = step->page_tables + (cache.group * step->n_sequences + sequence) * step->table_width;
     int64_t page = table[position / step->page_tokens];
     if (page < 0)
         return NULL;
-    return (uint16_t *)cache.data + (page * step->page_tokens + position % step->page_tokens) * cache.width;
+    int64_t row = page * step->page_tokens + position % step->page_tokens;
+    return (uint16_t *)cache.data + row * cache.width * device->cache_parts;
 }
 
 // Bytes of one thread's scratch for attention.
-size_t nib_cpu_attend_scratch_bytes(const struct nib_scratch_query *query);
+size_t nib_cpu_attend_scratch_bytes(const struct nib_scratch_query *query, int cache_parts);
 
 void nib_cpu_embed(struct nib_device *device, struct nib_buffer y, const struct nib_weight *table);
 void nib_cpu_rms_norm(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,

@@ -132,9 +132,14 @@ void nib_cpu_append(struct nib_device *device, struct nib_cache cache, struct ni
 {
     const struct nib_step *step = device->step;
 #pragma omp parallel for num_threads(nib_cpu_threads(device, step->n_tokens *x.width))
-    for (int64_t t = 0; t < step->n_tokens; t++)
-        device->kernels->round_bf16(nib_buffer_row(x, t), cache.width,
-                                    nib_cached_row(step, cache, step->sequence_of[t], step->positions[t]));
+    for (int64_t t = 0; t < step->n_tokens; t++) {
+        const float *in = nib_buffer_row(x, t);
+        uint16_t *row = nib_cached_row(device, cache, step->sequence_of[t], step->positions[t]);
+        device->kernels->round_bf16(in, cache.width, row);
+        if (device->cache_parts == 2)
+            for (int64_t i = 0; i < cache.width; i++)
+                row[cache.width + i] = nib_bf16_from_f32(in[i] - nib_bf16_to_f32(row[i]));
+    }
 }
 
 void nib_cpu_route(struct nib_device *device, struct nib_routes routes, struct nib_buffer logits,

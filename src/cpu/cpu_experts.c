@@ -1,4 +1,4 @@
-// moe: the MoE layer call on inputs rounded to bf16.
+// moe: the MoE layer call, on inputs rounded to bf16 unless the device is exact.
 #include "cpu/cpu_device.h"
 #include "ops/expert_bytes.h"
 
@@ -8,15 +8,18 @@ void nib_cpu_moe(struct nib_device *device, struct nib_buffer y, struct nib_buff
     int64_t tokens = device->step->n_tokens;
     if (device->error.status)
         return;
+    bool exact = device->options.exact;
+    if (!exact) {
 #pragma omp parallel for num_threads(nib_cpu_threads(device, tokens *x.width))
-    for (int64_t t = 0; t < tokens; t++)
-        device->kernels->round_bf16(nib_buffer_row(x, t), x.width, device->rounded + t * x.width);
+        for (int64_t t = 0; t < tokens; t++)
+            device->kernels->round_bf16(nib_buffer_row(x, t), x.width, device->rounded + t * x.width);
+    }
     struct nib_moe_call call = {
         .tokens = tokens,
         .top_k = routes.top_k,
         .threads = device->options.threads,
-        .x_dtype = NIB_BF16,
-        .x = device->rounded,
+        .x_dtype = exact ? NIB_F32 : NIB_BF16,
+        .x = exact ? x.data : device->rounded,
         .expert_ids = routes.expert_ids,
         .routing_weights = routes.weights,
         .y_dtype = NIB_F32,

@@ -44,6 +44,8 @@ struct nib_attend_block {
     const uint16_t *const *keys; /* [n_keys] pointers to rows of bf16 whose columns from first_key_column on are */
     const uint16_t *const *values; /* … the kv head's [head_dim]; of values from first_value_column on, [v_dim] */
     int64_t first_key_column, first_value_column;
+    int parts; // bf16 parts of an element, 1 or 2: the second stands so many columns behind the first:
+    int64_t key_part_columns, value_part_columns;
     int64_t n_keys; // 1 .. NIB_ATTEND_KEYS
     int64_t head_dim, v_dim;
     int64_t n_rows;
@@ -55,8 +57,8 @@ struct nib_attend_block {
     float *sum;             /* [n_rows] running sum of the probabilities relative to it */
     float *out;             /* [n_rows, v_pitch] running weighted sum of the values */
     int64_t v_pitch;        // floats, v_dim rounded up to 64
-    uint32_t *key_units;    /* [(head_dim + 1) / 2, NIB_ATTEND_KEYS] scratch */
-    uint32_t *value_units;  /* [NIB_ATTEND_KEYS / 2, v_pitch] scratch */
+    uint32_t *key_units;    /* [parts, (head_dim + 1) / 2, NIB_ATTEND_KEYS] scratch */
+    uint32_t *value_units;  /* [parts, NIB_ATTEND_KEYS / 2, v_pitch] scratch */
     float *scores;          /* [4, NIB_ATTEND_KEYS] scratch */
     struct nib_attend_hints *hints;
 };
@@ -97,7 +99,7 @@ void nib_attend_block_avx512(const struct nib_attend_block *block);
 void nib_attend_block_avx512bf16(const struct nib_attend_block *block);
 
 // Lays a block's keys out as units of two neighbouring dimensions, and its values as units of two neighbouring keys.
-void nib_attend_pack_keys_avx2(const struct nib_attend_block *block);
-void nib_attend_pack_values_avx2(const struct nib_attend_block *block);
+void nib_attend_pack_keys_avx2(const struct nib_attend_block *block, int part);
+void nib_attend_pack_values_avx2(const struct nib_attend_block *block, int part);
 
 #endif

@@ -70,7 +70,7 @@ static nib_status check_activation(const struct nib_activation *a, struct nib_er
 }
 
 // The kernel of that name, or without a name the best one of the tier in use.
-static nib_status pick_kernel(struct nib_moe_plan *plan, const char *name, struct nib_error *err)
+static nib_status pick_kernel(struct nib_moe_plan *plan, const char *name, bool exact, struct nib_error *err)
 {
     enum nib_cpu_tier tier;
     if (!name) {
@@ -80,13 +80,17 @@ static nib_status pick_kernel(struct nib_moe_plan *plan, const char *name, struc
     }
     for (size_t i = 0; i < N_KERNELS; i++) {
         const struct nib_moe_kernel *kernel = kernels[i];
-        if (name ? strcmp(name, kernel->name) != 0 : kernel->tier > tier)
+        if (name ? strcmp(name, kernel->name) != 0 : kernel->tier > tier || (exact && !kernel->arrange_f32))
             continue;
+        if (exact && !kernel->arrange_f32)
+            return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe: kernel %s rounds activations to bf16", name);
         if (!nib_cpu_has(kernel->tier))
             return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe: kernel %s cannot run on this CPU", name);
         plan->kernel = kernel;
-        snprintf(plan->reason, sizeof plan->reason, "%s: %s", name ? "asked for by name" : "the best for this CPU",
-                 kernel->reason);
+        const char *why = name    ? "asked for by name"
+                          : exact ? "the best with fp32 activations"
+                                  : "the best for this CPU";
+        snprintf(plan->reason, sizeof plan->reason, "%s: %s", why, kernel->reason);
         return NIB_OK;
     }
     if (name && strcmp(name, "ref") != 0)
@@ -114,7 +118,7 @@ nib_status nib_moe_plan_create(const struct nib_moe_weights *weights, const stru
     made->weights.experts = made->experts;
     made->activation = config->activation;
     made->first_expert = config->first_expert;
-    status = pick_kernel(made, config->kernel, err);
+    status = pick_kernel(made, config->kernel, config->exact, err);
     if (status != NIB_OK) {
         free(made);
         return status;
@@ -152,7 +156,8 @@ static nib_status check_call(const struct nib_moe_plan *plan, const struct nib_m
                         (long long)call->top_k);
     if (call->threads < 1)
         return nib_fail(err, NIB_ERR_ARGUMENT, "moe: %d threads", call->threads);
-    if (call->x_dtype != NIB_BF16 && !(call->x_dtype == NIB_F32 && !plan->kernel))
+    bool takes_f32 = !plan->kernel || plan->kernel->arrange_f32;
+    if (call->x_dtype != NIB_BF16 && !(call->x_dtype == NIB_F32 && takes_f32))
         return nib_fail(err, NIB_ERR_ARGUMENT, "moe: x of type %s with kernel %s", nib_dtype_name(call->x_dtype),
                         nib_moe_plan_kernel(plan));
     if (call->y_dtype != NIB_F32 && call->y_dtype != NIB_BF16)

@@ -219,6 +219,16 @@ static void arrange(const uint16_t *x, int64_t n, void *row)
     }
 }
 
+static void arrange_f32(const float *x, int64_t n, void *row)
+{
+    struct step *steps = row;
+    for (int64_t first = 0; first < n; first += COLUMNS) {
+        float values[COLUMNS] = {0};
+        memcpy(values, x + first, (size_t)(n - first < COLUMNS ? n - first : COLUMNS) * sizeof *values);
+        make_step(values, &steps[first / COLUMNS]);
+    }
+}
+
 // The intermediate waits as fp32 until the row is whole; a step then takes the place of its elements.
 static void activate(const struct nib_activation *activation, const float *gate_up, int64_t first, void *row,
                      void *rest)
@@ -247,6 +257,7 @@ const struct nib_moe_kernel nib_moe_avx2 = {
     .element_bytes = 4,
     .max_tokens = NIB_MOE_FEW,
     .arrange = arrange,
+    .arrange_f32 = arrange_f32,
     .multiply = multiply,
     .activate = activate,
     .finish = finish,

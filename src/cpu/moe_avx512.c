@@ -136,6 +136,15 @@ static void arrange(const uint16_t *x, int64_t n, void *row)
         planes[place(i)] = nib_bf16_to_f32(x[i]);
 }
 
+static void arrange_f32(const float *x, int64_t n, void *row)
+{
+    float *planes = row;
+    for (int64_t i = n; i % NIB_MOE_CHUNK; i++)
+        planes[place(i)] = 0;
+    for (int64_t i = 0; i < n; i++)
+        planes[place(i)] = x[i];
+}
+
 static void activate(const struct nib_activation *activation, const float *gate_up, int64_t first, void *row,
                      void *rest)
 {
@@ -153,6 +162,7 @@ const struct nib_moe_kernel nib_moe_avx512 = {
     .element_bytes = 4,
     .max_tokens = NIB_MOE_FEW,
     .arrange = arrange,
+    .arrange_f32 = arrange_f32,
     .multiply = multiply,
     .activate = activate,
 };

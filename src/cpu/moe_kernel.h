@@ -46,6 +46,8 @@ struct nib_moe_kernel {
 
     // x as the kernel wants to read it; elements past n, up to a whole chunk, become zero
     void (*arrange)(const uint16_t *x /* [n] bf16 */, int64_t n, void *row /* [chunks, 128] */);
+    // the same from fp32; NULL where elements are bf16
+    void (*arrange_f32)(const float *x /* [n] */, int64_t n, void *row /* [chunks, 128] */);
 
     // out[t][i] = sum over n columns of row i of the block times x[t], for m arranged activation rows. The order
     // of the sum depends on n alone. While it reads, it prefetches the same columns of `ahead` unless that is NULL.

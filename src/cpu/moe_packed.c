@@ -332,8 +332,11 @@ static void arrange_row(const struct run *run, int64_t row)
 {
     int64_t hidden = run->plan->weights.hidden;
     int64_t token = run->kernel->rows_in_order ? run->groups.order[row] / run->call->top_k : row;
-    run->kernel->arrange((const uint16_t *)run->call->x + token * hidden, hidden,
-                         run->x_rows + (size_t)row * run->x_row_bytes);
+    void *arranged = run->x_rows + (size_t)row * run->x_row_bytes;
+    if (run->call->x_dtype == NIB_F32)
+        run->kernel->arrange_f32((const float *)run->call->x + token * hidden, hidden, arranged);
+    else
+        run->kernel->arrange((const uint16_t *)run->call->x + token * hidden, hidden, arranged);
 }
 
 // The last chunk of an intermediate row that does not fill it is read whole.

@@ -38,6 +38,7 @@ static struct nib_device_options device_options(const struct nib_engine *engine)
         .max_tokens = engine->plan.max_step_tokens,
         .max_sequences = engine->plan.max_sequences,
         .dense_int8 = engine->dense_int8,
+        .exact = engine->plan.exact,
     };
 }
 
@@ -62,7 +63,8 @@ static nib_status plan_context(struct nib_engine *engine, const struct nib_engin
     struct nib_memory_plan *plan = &engine->plan;
     plan->context = context;
     plan->cache_tokens = options->cache_tokens ? options->cache_tokens : context;
-    nib_status status = nib_kv_pool_plan(&engine->pool, shape, engine->ops->cache_element_bytes, context,
+    struct nib_device_options device = device_options(engine);
+    nib_status status = nib_kv_pool_plan(&engine->pool, shape, engine->ops->cache_element_bytes(&device), context,
                                          plan->cache_tokens, plan->max_sequences, plan->max_step_tokens, err);
     if (status)
         return status;
@@ -71,7 +73,6 @@ static nib_status plan_context(struct nib_engine *engine, const struct nib_engin
     for (int g = 0; g < engine->pool.n_groups; g++)
         if (engine->pool.groups[g].window == 0)
             plan->cache_row_bytes += engine->pool.groups[g].row_bytes;
-    struct nib_device_options device = device_options(engine);
     struct nib_scratch_query query = scratch_query(shape);
     plan->scratch_bytes = engine->ops->scratch_bytes(&device, &query);
     uint64_t rows = (uint64_t)plan->max_step_tokens, outputs = (uint64_t)engine->max_outputs;
@@ -148,6 +149,8 @@ static nib_status prepare(struct nib_engine *engine, const char *path, const str
     engine->dense_int8 = options->dense_int8;
     engine->max_outputs = options->max_outputs ? options->max_outputs : plan->max_sequences;
     plan->weights_bytes = nib_checkpoint_bytes(engine->checkpoint);
+    plan->exact = options->precision == NIB_PRECISION_EXACT ||
+                  (options->precision == NIB_PRECISION_AUTO && plan->weights_bytes < NIB_EXACT_BELOW);
     plan->available_bytes = nib_memory_available();
     return plan_memory(engine, options, err);
 }

@@ -24,6 +24,7 @@ struct nib_device_options {
     int32_t max_tokens;    // tokens in one step at most
     int32_t max_sequences; // sequences in one step at most
     bool dense_int8;       // narrow the matrices that allow it to 8 bits: lossy, so only when asked for
+    bool exact;            // round no activation and no cached row to bf16
 };
 
 // A dense matrix or vector as it lies in the checkpoint (a vector has rows = 1).
@@ -153,8 +154,8 @@ struct nib_scratch_query {
 
 struct nib_ops {
     const char *name;
-    size_t cache_element_bytes; // of nib_cache.data
     size_t buffer_element_bytes;
+    size_t (*cache_element_bytes)(const struct nib_device_options *options); // of nib_cache.data
 
     // Allocates the scratch that scratch_bytes states (what a bound MoE layer adds is allocated when it is bound).
     nib_status (*open)(const struct nib_device_options *options, const struct nib_scratch_query *query,

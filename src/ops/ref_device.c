@@ -163,6 +163,12 @@ static void ref_free_routes(struct nib_device *device, struct nib_routes *routes
     *routes = (struct nib_routes){0};
 }
 
+static size_t ref_cache_element_bytes(const struct nib_device_options *options)
+{
+    (void)options;
+    return sizeof(float);
+}
+
 static nib_status ref_alloc_cache(struct nib_device *device, int64_t pages, int64_t page_tokens, int64_t width,
                                   int32_t group, struct nib_cache *cache, struct nib_error *err)
 {
@@ -214,7 +220,7 @@ static void ref_read(struct nib_device *device, int64_t rows, struct nib_buffer 
 
 static const struct nib_ops ref_ops = {
     .name = "ref",
-    .cache_element_bytes = sizeof(float),
+    .cache_element_bytes = ref_cache_element_bytes,
     .buffer_element_bytes = sizeof(float),
     .open = ref_open,
     .close = ref_close,

@@ -270,6 +270,7 @@ static float exp2_of(const struct nib_cpu_kernels *kernels, float x)
     struct nib_attend_hints none = {.run = 2};
     kernels->pack_query(&unit, 1, query_units);
     kernels->attend_block(&(struct nib_attend_block){
+        .parts = 1,
         .keys = rows,
         .values = rows,
         .n_keys = 1,

@@ -45,7 +45,8 @@ static void project(const struct nib_ops *ops, int64_t cols, const uint16_t *wei
                     int64_t tokens, float *y)
 {
     const struct nib_scratch_query query = {.max_width = cols, .hidden = 32, .n_heads = 1, .head_dim = 64};
-    const struct nib_device_options options = {2, TOKENS, 1, true};
+    const struct nib_device_options options = {
+        .threads = 2, .max_tokens = TOKENS, .max_sequences = 1, .dense_int8 = true};
     const struct nib_weight_view view = {
         .data = weights, .dtype = NIB_BF16, .rows = ROWS, .cols = cols, .name = "w", .may_narrow = true};
     struct nib_device *device;

@@ -16,11 +16,12 @@
 #define FIXTURE "tests/data/models/gpt_oss"
 #define TINY "models/tiny-gpt-oss"
 
-static struct nib_engine *open_engine(const char *folder, const char *device, int threads, int32_t sequences,
-                                      int32_t outputs)
+static struct nib_engine *open_engine(const char *folder, const char *device, enum nib_precision precision,
+                                      int threads, int32_t sequences, int32_t outputs)
 {
     struct nib_engine_options options = {
         .device = device,
+        .precision = precision,
         .threads = threads,
         .context = 512,
         .max_sequences = sequences,
@@ -89,7 +90,7 @@ static float *run_sequence(struct nib_engine *engine, const int32_t *tokens, int
     return logits;
 }
 
-static void check_invariance(const char *folder, const char *device, int32_t n)
+static void check_invariance(const char *folder, const char *device, enum nib_precision precision, int32_t n)
 {
     const struct {
         int32_t chunk;
@@ -99,7 +100,7 @@ static void check_invariance(const char *folder, const char *device, int32_t n)
     float *expected = NULL;
     size_t bytes = 0;
     for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
-        struct nib_engine *engine = open_engine(folder, device, ways[w].threads, 8, n);
+        struct nib_engine *engine = open_engine(folder, device, precision, ways[w].threads, 8, n);
         if (!expected) {
             random_tokens(tokens, n, nib_engine_vocab(engine), 5);
             bytes = (size_t)n * (size_t)nib_engine_vocab(engine) * sizeof(float);
@@ -121,15 +122,17 @@ static void check_invariance(const char *folder, const char *device, int32_t n)
 static void logits_do_not_depend_on_company_chunks_or_threads(void **state)
 {
     (void)state;
-    check_invariance(FIXTURE, "ref", 90);
-    check_invariance(FIXTURE, "cpu", 90);
-    check_invariance(TINY, "cpu", 170); // beyond its window of 128
+    check_invariance(FIXTURE, "ref", NIB_PRECISION_AUTO, 90);
+    check_invariance(FIXTURE, "cpu", NIB_PRECISION_FAST, 90);
+    check_invariance(FIXTURE, "cpu", NIB_PRECISION_EXACT, 90);
+    check_invariance(TINY, "cpu", NIB_PRECISION_FAST, 170); // beyond its window of 128
     const char *const families[] = {"qwen3_moe", "minimax_m2", "mimo_v2", "kimi_k2", "deepseek_v3_grouped"};
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
         char folder[128];
         snprintf(folder, sizeof folder, "tests/data/models/%s", families[i]);
-        check_invariance(folder, "ref", 60);
-        check_invariance(folder, "cpu", 90);
+        check_invariance(folder, "ref", NIB_PRECISION_AUTO, 60);
+        check_invariance(folder, "cpu", NIB_PRECISION_FAST, 90);
+        check_invariance(folder, "cpu", NIB_PRECISION_EXACT, 90);
     }
 }
 
@@ -254,7 +257,7 @@ static void requests_get_together_what_they_get_alone(void **state)
     memset(alone, 0, sizeof alone);
     memset(together, 0, sizeof together);
     memset(cancelled, 0, sizeof cancelled);
-    struct nib_engine *engine = open_engine(FIXTURE, "cpu", 2, 5, 5);
+    struct nib_engine *engine = open_engine(FIXTURE, "cpu", NIB_PRECISION_FAST, 2, 5, 5);
     int64_t pages = nib_engine_free_pages(engine);
     for (int i = 0; i < REQUESTS; i++)
         run_batch(engine, alone, i, i + 1, false);
@@ -341,10 +344,14 @@ static void the_plan_comes_before_the_memory(void **state)
     assert_memory_equal(&plan, &seen_plan, sizeof plan);
     assert_int_equal(plan.weights_bytes, 24142720);
     assert_int_equal(plan.context, 8192);
-    assert_int_equal(plan.cache_row_bytes,
-                     4 * 2 * 128 * 2); // 4 full layers, keys and values of 2 heads of 64, bf16
-    assert_int_equal(plan.total_bytes, plan.narrowed_bytes + plan.narrowed_bytes + plan.weights_bytes +
-                                           plan.cache_bytes + plan.buffer_bytes + plan.scratch_bytes);
+    assert_true(plan.exact);                                     // it is small
+    assert_int_equal(plan.cache_row_bytes, 2 * 4 * 2 * 128 * 2); // 4 full layers, keys and values of 2 heads of 64
+    options.precision = NIB_PRECISION_FAST;
+    struct nib_memory_plan fast;
+    assert_int_equal(nib_engine_plan(test_source(TINY), &options, &fast, &err), NIB_OK);
+    assert_int_equal(fast.cache_bytes * 2, plan.cache_bytes);
+    assert_int_equal(plan.total_bytes, plan.narrowed_bytes + plan.weights_bytes + plan.cache_bytes +
+                                           plan.buffer_bytes + plan.scratch_bytes);
     nib_engine_close(engine);
 
     options.cache_tokens = (int64_t)1 << 35;
