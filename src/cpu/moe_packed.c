@@ -7,7 +7,7 @@
 #include "cpu/moe_plan.h"
 
 #define TOKEN_GROUP 64           // activation rows that stay in L2 while a piece's weights go by
-#define PIECE_BYTES (256 * 1024) // packed weights of a piece, about
+#define PIECE_BYTES (256 * 1024) // packed weights of one expert in a piece, about
 #define PIECES_PER_THREAD 16     // at least, so that no thread waits long for the last one
 #define AHEAD_BYTES (16 * 1024)  // how far ahead weights are prefetched, at least
 
@@ -88,13 +88,13 @@ static struct run carve_scratch(const struct nib_moe_plan *plan, const struct ni
     return run;
 }
 
-static void plan_work(struct work *work, int64_t rows, int64_t columns, int64_t experts_apart, int64_t together,
-                      int threads)
+// `experts_apart` is how many experts have pieces of their own.
+static void plan_work(struct work *work, int64_t rows, int64_t columns, int64_t experts_apart, int threads)
 {
     int64_t block_bytes = NIB_MOE_ROWS * columns / 2;
     work->blocks = rows / NIB_MOE_ROWS;
     work->ahead = (AHEAD_BYTES + block_bytes - 1) / block_bytes;
-    int64_t piece = PIECE_BYTES / (block_bytes * together);
+    int64_t piece = PIECE_BYTES / block_bytes;
     if (threads > 1) {
         int64_t fair = work->blocks * experts_apart / ((int64_t)threads * PIECES_PER_THREAD);
         piece = piece < fair ? piece : fair;
@@ -209,24 +209,32 @@ static void gate_up_routes(const struct run *run, int64_t group, int64_t index, 
     }
 }
 
+// The block that is `work->ahead` blocks behind block b of the piece, in it or in the thread's next one; false if none is.
+static bool gate_up_ahead(const struct run *run, const struct work *work, int64_t piece, int64_t next_piece,
+                          int64_t b, struct nib_moe_block *ahead)
+{
+    int64_t target = b + work->ahead, beyond = target - piece_end(work, piece);
+    if (beyond >= 0) {
+        if (next_piece >= work->total)
+            return false;
+        piece = next_piece;
+        target = piece_start(work, piece) + beyond;
+        if (target >= piece_end(work, piece))
+            return false;
+    }
+    *ahead = gate_up_block(run, piece / work->pieces, target);
+    return true;
+}
+
 static void gate_up_piece(const struct run *run, const struct work *work, int64_t piece, int64_t next_piece)
 {
-    int64_t group = piece / work->pieces;
-    int64_t start = piece_start(work, piece), end = piece_end(work, piece);
+    int64_t group = piece / work->pieces, end = piece_end(work, piece);
     int64_t first = run->groups.first[group], last = run->groups.first[group + 1];
     for (int64_t s = first; s < last; s += TOKEN_GROUP) {
         int64_t s_end = s + TOKEN_GROUP < last ? s + TOKEN_GROUP : last;
-        for (int64_t b = start; b < end; b++) {
+        for (int64_t b = piece_start(work, piece); b < end; b++) {
             struct nib_moe_block ahead;
-            bool prefetch = s == first;
-            if (b + work->ahead < end)
-                ahead = gate_up_block(run, group, b + work->ahead);
-            else if (next_piece < work->total &&
-                     b + work->ahead - end + piece_start(work, next_piece) < work->blocks)
-                ahead = gate_up_block(run, next_piece / work->pieces,
-                                      piece_start(work, next_piece) + b + work->ahead - end);
-            else
-                prefetch = false;
+            bool prefetch = s == first && gate_up_ahead(run, work, piece, next_piece, b, &ahead);
             gate_up_routes(run, group, b, s, s_end, prefetch ? &ahead : NULL);
         }
     }
@@ -295,6 +303,25 @@ static void round_rows(const struct run *run, int64_t row, int64_t rows)
     }
 }
 
+// As gate_up_ahead; here a piece is its blocks of the first group, then those of the second, and so on.
+static bool down_ahead(const struct run *run, const struct work *work, int64_t piece, int64_t next_piece,
+                       int64_t group, int64_t b, struct nib_moe_block *ahead)
+{
+    int64_t start = piece_start(work, piece), length = piece_end(work, piece) - start;
+    int64_t position = group * length + b - start + work->ahead, beyond = position - run->groups.n_groups * length;
+    if (beyond >= 0) {
+        if (next_piece >= work->total)
+            return false;
+        start = piece_start(work, next_piece);
+        length = piece_end(work, next_piece) - start;
+        position = beyond;
+        if (position >= run->groups.n_groups * length)
+            return false;
+    }
+    *ahead = down_block(run, position / length, start + position % length);
+    return true;
+}
+
 // The piece's output rows, of all experts: nobody else adds to them, and a token's routes are added in the order of their
 // experts.
 static void down_piece(const struct run *run, const struct work *work, int64_t piece, int64_t next_piece)
@@ -304,22 +331,11 @@ static void down_piece(const struct run *run, const struct work *work, int64_t p
     clear_rows(run, row, rows);
     for (int64_t group = 0; group < run->groups.n_groups; group++) {
         int64_t first = run->groups.first[group], last = run->groups.first[group + 1];
-        bool final = group + 1 == run->groups.n_groups;
         for (int64_t s = first; s < last; s += TOKEN_GROUP) {
             int64_t s_end = s + TOKEN_GROUP < last ? s + TOKEN_GROUP : last;
             for (int64_t b = start; b < end; b++) {
                 struct nib_moe_block ahead;
-                bool prefetch = s == first;
-                int64_t beyond = b + work->ahead - end;
-                int64_t next_start = !final                     ? start
-                                     : next_piece < work->total ? piece_start(work, next_piece)
-                                                                : -1;
-                if (beyond < 0)
-                    ahead = down_block(run, group, b + work->ahead);
-                else if (next_start >= 0 && next_start + beyond < work->blocks)
-                    ahead = down_block(run, final ? 0 : group + 1, next_start + beyond);
-                else
-                    prefetch = false;
+                bool prefetch = s == first && down_ahead(run, work, piece, next_piece, group, b, &ahead);
                 down_routes(run, group, b, s, s_end, prefetch ? &ahead : NULL);
             }
         }
@@ -351,8 +367,8 @@ void nib_moe_packed_run(const struct nib_moe_plan *plan, const struct nib_moe_ca
     const struct nib_moe_weights *w = &plan->weights;
     struct run run = carve_scratch(plan, call);
     struct work gate_up, down;
-    plan_work(&gate_up, 2 * w->intermediate, w->hidden, run.groups.n_groups, 1, call->threads);
-    plan_work(&down, w->hidden, w->intermediate, 1, run.groups.n_groups ? run.groups.n_groups : 1, call->threads);
+    plan_work(&gate_up, 2 * w->intermediate, w->hidden, run.groups.n_groups, call->threads);
+    plan_work(&down, w->hidden, w->intermediate, 1, call->threads);
     bool odd = w->intermediate % NIB_MOE_CHUNK != 0;
     int64_t x_rows = run.kernel->rows_in_order ? run.groups.n_routes : call->tokens;
 
