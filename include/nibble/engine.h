@@ -146,6 +146,20 @@ enum nib_finish {
     NIB_FINISH_ERROR,     // see the event's error
 };
 
+// Added to a token's logit before anything is drawn; at most 1000 either way.
+struct nib_logit_bias {
+    int32_t token;
+    float bias;
+};
+
+// Which tokens may come next, as its owner decides. Called from within nib_batch_step, in turn: mask, accept, mask, …
+struct nib_constraint {
+    void *self;
+    // Bit t % 32 of word t / 32: whether token t may come next; NULL: any may. Valid until the next call.
+    const uint32_t *(*mask)(void *self); /* [(vocab + 31) / 32] */
+    void (*accept)(void *self, int32_t token); // it was drawn
+};
+
 struct nib_request {
     const int32_t *prompt; /* [n_prompt], n_prompt >= 1; copied */
     int32_t n_prompt;
@@ -155,7 +169,12 @@ struct nib_request {
     int32_t n_stop_tokens;
     int32_t
         top_logprobs; // alternatives to report with each token, up to NIB_MAX_TOP_LOGPROBS; -1: not even its own
-    void *user;       // handed back with every event
+    // Of tokens generated already, the logits are lowered: once, and for each time they have been.
+    float presence_penalty, frequency_penalty;
+    const struct nib_logit_bias *bias; /* [n_bias], copied */
+    int32_t n_bias;
+    struct nib_constraint constraint; // `self` is borrowed until the request's last event; mask NULL: none
+    void *user;                       // handed back with every event
 };
 
 // One token of one request, or its end. Valid during the callback.

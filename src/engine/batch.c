@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "engine/engine_state.h"
+#include "engine/logit_rules.h"
 #include "engine/sampler.h"
 
 // A request that waits has no sequence yet.
@@ -18,6 +19,7 @@ struct running {
     int32_t *stop_tokens;
     int32_t n_stop_tokens, top_logprobs;
     struct nib_sampler sampler;
+    struct nib_logit_rules rules;
     bool cancelled;
 };
 
@@ -28,6 +30,7 @@ struct nib_batch {
     struct running *first;
     int64_t next_id;
     struct nib_sampler_scratch scratch;
+    float *changed;          /* [vocab] logits after a request's rules */
     struct nib_feed *feeds;  /* [max_sequences] of the step being formed */
     struct running **fed_by; /* [max_sequences] */
 };
@@ -45,9 +48,11 @@ nib_status nib_batch_create(struct nib_engine *engine,
     size_t sequences = (size_t)engine->plan.max_sequences;
     created->feeds = malloc(sequences * sizeof *created->feeds);
     created->fed_by = malloc(sequences * sizeof *created->fed_by);
-    nib_status status = nib_sampler_scratch_alloc(&created->scratch, nib_engine_vocab(engine), err);
-    if (!status && (!created->feeds || !created->fed_by))
-        status = nib_fail_memory(err, sequences * sizeof *created->feeds, "a batch");
+    size_t vocab = (size_t)nib_engine_vocab(engine);
+    created->changed = malloc(vocab * sizeof *created->changed);
+    nib_status status = nib_sampler_scratch_alloc(&created->scratch, (int32_t)vocab, err);
+    if (!status && (!created->feeds || !created->fed_by || !created->changed))
+        status = nib_fail_memory(err, sequences * sizeof *created->feeds + vocab * 4, "a batch");
     if (status) {
         nib_batch_free(created);
         return status;
@@ -61,6 +66,7 @@ static void free_running(struct running *r)
     nib_sequence_free(r->sequence);
     free(r->tokens);
     free(r->stop_tokens);
+    nib_logit_rules_free(&r->rules);
     free(r);
 }
 
@@ -74,6 +80,7 @@ void nib_batch_free(struct nib_batch *batch)
         free_running(r);
     }
     nib_sampler_scratch_free(&batch->scratch);
+    free(batch->changed);
     free(batch->feeds);
     free(batch->fed_by);
     free(batch);
@@ -116,6 +123,11 @@ nib_status nib_batch_add(struct nib_batch *batch, const struct nib_request *requ
     if (!r->tokens || !r->stop_tokens) {
         free_running(r);
         return nib_fail_memory(err, (unsigned long long)request->n_prompt * 4, "a prompt");
+    }
+    status = nib_logit_rules_init(&r->rules, request, nib_engine_vocab(batch->engine), err);
+    if (status) {
+        free_running(r);
+        return status;
     }
     memcpy(r->tokens, request->prompt, (size_t)request->n_prompt * sizeof *r->tokens);
     if (request->n_stop_tokens)
@@ -256,15 +268,33 @@ static bool is_stop(const struct running *r, int32_t token)
     return false;
 }
 
+static void end_with_error(struct nib_batch *batch, struct running *r, struct nib_event *event,
+                           const struct nib_error *err)
+{
+    event->error = err;
+    finish(batch, r, event, NIB_FINISH_ERROR);
+}
+
 // Samples the request's next token from its row of logits and reports it.
 static void sample(struct nib_batch *batch, struct running *r, const float *logits)
 {
     struct nib_token_logprob top[NIB_MAX_TOP_LOGPROBS];
     int32_t vocab = nib_engine_vocab(batch->engine);
-    int32_t token = nib_sampler_pick(&r->sampler, &batch->scratch, logits, vocab);
-    r->pending = token;
-    r->generated++;
     struct nib_event event = event_of(r);
+    struct nib_error err;
+    const float *allowed = nib_logit_rules_apply(&r->rules, logits, batch->changed, vocab);
+    if (!allowed) {
+        nib_fail(&err, NIB_ERR_ARGUMENT, "no token of the vocabulary may follow here");
+        end_with_error(batch, r, &event, &err);
+        return;
+    }
+    int32_t token = nib_sampler_pick(&r->sampler, &batch->scratch, allowed, vocab);
+    if (nib_logit_rules_accept(&r->rules, token, &err)) {
+        end_with_error(batch, r, &event, &err);
+        return;
+    }
+    r->pending = token;
+    event.generated_tokens = ++r->generated;
     event.has_token = true;
     event.token.token = token;
     if (r->top_logprobs >= 0) {
@@ -293,8 +323,7 @@ static void evict_youngest(struct nib_batch *batch)
     nib_fail(&full, NIB_ERR_LIMIT, "the KV cache of %lld tokens is full",
              (long long)batch->engine->plan.cache_tokens);
     struct nib_event event = event_of(youngest);
-    event.error = &full;
-    finish(batch, youngest, &event, NIB_FINISH_ERROR);
+    end_with_error(batch, youngest, &event, &full);
 }
 
 nib_status nib_batch_step(struct nib_batch *batch, bool *busy, struct nib_error *err)

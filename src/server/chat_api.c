@@ -167,10 +167,10 @@ static bool read_modalities(const struct nib_fields *fields)
 static bool read_request(struct nib_generation *g, struct nib_chat_request *request,
                          const struct nib_fields *fields)
 {
-    static const char *const own[] = {
-        "messages", "max_tokens",  "max_completion_tokens", "logprobs",   "top_logprobs",
-        "tools",    "tool_choice", "parallel_tool_calls",   "modalities", "reasoning_effort",
-        NULL};
+    static const char *const own[] = {"messages",         "max_tokens",          "max_completion_tokens",
+                                      "logprobs",         "top_logprobs",        "tools",
+                                      "tool_choice",      "parallel_tool_calls", "modalities",
+                                      "reasoning_effort", "response_format",     NULL};
     const char *known[64];
     size_t count = 0;
     for (const char *const *name = own; *name; name++)
@@ -181,7 +181,7 @@ static bool read_request(struct nib_generation *g, struct nib_chat_request *requ
     return nib_fields_only(fields, known, ignored_fields) && nib_generation_read(g, fields) &&
            read_length(g, fields) && read_logprobs(g, fields) && read_modalities(fields) &&
            nib_read_effort(request, fields, "reasoning_effort") && nib_read_tools(request, fields, false) &&
-           nib_read_messages(request, fields);
+           nib_read_format(request, fields, "response_format", false) && nib_read_messages(request, fields);
 }
 
 static bool encode(struct nib_generation *g, struct nib_chat_request *request, struct nib_api_error *error)
@@ -196,10 +196,10 @@ static bool encode(struct nib_generation *g, struct nib_chat_request *request, s
         reply.recipient_in_channel = true;
     }
     g->tools_offered = request->tool_choice != NIB_TOOLS_NONE;
-    g->one_call = !request->parallel_calls || forced;
+    g->one_call = !request->parallel_calls || forced || request->tool_choice == NIB_TOOLS_REQUIRED;
     nib_status status = nib_chat_request_encode(request, g->server->chat, g->server->tokenizer, date.text,
                                                 forced ? &reply : NULL, &g->prompt, &g->preset, &err);
-    return !status || nib_api_fail_status(error, "messages", &err);
+    return status ? nib_api_fail_status(error, "messages", &err) : nib_guide_generation(g, request, error);
 }
 
 void nib_serve_chat(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body)

@@ -376,6 +376,10 @@ nib_status nib_chat_request_encode(const struct nib_chat_request *request, const
     conversation.messages = request->messages;
     conversation.message_count = request->n_messages;
     conversation.reply = reply;
+    if (request->format.schema.size) {
+        conversation.responses = &request->format;
+        conversation.response_count = 1;
+    }
     if (request->tool_choice != NIB_TOOLS_NONE) {
         conversation.tools = request->tools;
         conversation.tool_count = request->n_tools;

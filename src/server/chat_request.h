@@ -19,6 +19,9 @@ struct nib_chat_request {
     size_t named_tool; // NIB_TOOLS_NAMED: its index
     enum nib_effort effort;
     bool parallel_calls;
+    // Of the final answer; schema NULL: free text.
+    const json_t *schema;
+    struct nib_response_format format; // told to the model when it has a schema text
 };
 
 void nib_chat_request_free(struct nib_chat_request *request);
@@ -29,6 +32,16 @@ bool nib_read_messages(struct nib_chat_request *request, const struct nib_fields
 // "tools", "tool_choice", "parallel_tool_calls". `flat`: a tool's fields stand beside its type, as in
 // /v1/responses, not in an object "function".
 bool nib_read_tools(struct nib_chat_request *request, const struct nib_fields *fields, bool flat);
+
+// "response_format": text, json_object or json_schema. `flat`: the schema's fields stand beside its type, as in
+// /v1/responses, not in an object "json_schema".
+bool nib_read_format(struct nib_chat_request *request, const struct nib_fields *fields, const char *name,
+                     bool flat);
+
+// The kinds of messages that the request lets the model write, into the generation; none when it may write anything.
+struct nib_generation;
+bool nib_guide_generation(struct nib_generation *generation, struct nib_chat_request *request,
+                          struct nib_api_error *error);
 
 bool nib_read_effort(struct nib_chat_request *request, const struct nib_fields *fields, const char *name);
 

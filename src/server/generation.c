@@ -18,6 +18,7 @@ const char *const nib_generation_fields[] = {
 static void free_choice(struct nib_choice *choice)
 {
     nib_assembler_free(&choice->assembler);
+    nib_guide_free(choice->guide);
     nib_bytes_free(&choice->content);
     nib_bytes_free(&choice->reasoning);
     for (size_t i = 0; i < choice->n_calls; i++) {
@@ -35,6 +36,8 @@ static void free_generation(void *work)
         free_choice(&g->choices[i]);
     free(g->choices);
     nib_token_list_free(&g->prompt);
+    free(g->bias);
+    free(g->branches);
     json_decref(g->body);
     free(g);
 }
@@ -130,6 +133,35 @@ static bool read_model(const struct nib_generation *g, const struct nib_fields *
     return false;
 }
 
+// {"1234": -100, …}
+static bool read_bias(struct nib_generation *g, const struct nib_fields *fields)
+{
+    const json_t *given = nib_field(fields, "logit_bias");
+    struct nib_fields inner;
+    const char *key;
+    json_t *value;
+    if (!given)
+        return true;
+    if (!nib_fields_open(&inner, given, fields->error, "logit_bias"))
+        return false;
+    g->bias = malloc((json_object_size(given) + 1) * sizeof *g->bias);
+    if (!g->bias)
+        return nib_api_fail(fields->error, 500, NULL, NULL, "out of memory");
+    json_object_foreach((json_t *)given, key, value)
+    {
+        char *end;
+        double bias = 0;
+        long token = strtol(key, &end, 10);
+        if (!*key || *end || token < 0 || token >= g->server->backend.vocab)
+            return nib_field_fail(fields, "logit_bias", "invalid_value",
+                                  "'logit_bias' has '%.40s', which is no token id.", key);
+        if (!nib_field_real(&inner, key, -100, 100, &bias))
+            return false;
+        g->bias[g->n_bias++] = (struct nib_logit_bias){(int32_t)token, (float)bias};
+    }
+    return true;
+}
+
 bool nib_generation_read(struct nib_generation *g, const struct nib_fields *fields)
 {
     bool read = read_model(g, fields) && read_stream(g, fields) &&
@@ -138,7 +170,10 @@ bool nib_generation_read(struct nib_generation *g, const struct nib_fields *fiel
                 nib_field_real(fields, "min_p", 0, 1, &g->min_p) &&
                 nib_field_int(fields, "top_k", -1, INT32_MAX, &g->top_k) &&
                 nib_field_int(fields, "seed", INT64_MIN, INT64_MAX, &g->seed) &&
-                nib_field_int(fields, "n", 1, MAX_CHOICES, &g->n) && read_stop(g, fields);
+                nib_field_int(fields, "n", 1, MAX_CHOICES, &g->n) &&
+                nib_field_real(fields, "frequency_penalty", -2, 2, &g->frequency_penalty) &&
+                nib_field_real(fields, "presence_penalty", -2, 2, &g->presence_penalty) && read_bias(g, fields) &&
+                read_stop(g, fields);
     g->has_seed = nib_field(fields, "seed");
     if (g->top_k < 0)
         g->top_k = 0; // what other servers call "all"
@@ -283,7 +318,26 @@ static struct nib_request request_of(const struct nib_generation *g, uint64_t se
         .stop_tokens = g->server->options.stop_tokens,
         .n_stop_tokens = g->server->options.n_stop_tokens,
         .top_logprobs = g->logprobs ? (int32_t)g->top_logprobs : -1,
+        .frequency_penalty = (float)g->frequency_penalty,
+        .presence_penalty = (float)g->presence_penalty,
+        .bias = g->bias,
+        .n_bias = g->n_bias,
     };
+}
+
+// Tokens of the answer that stand in the prompt have been written by the request.
+static nib_status guide_choice(struct nib_choice *choice, struct nib_error *err)
+{
+    const struct nib_generation *g = choice->generation;
+    nib_status status = nib_guide_create(g->server->chat, g->server->tokenizer, g->server->vocabulary, g->branches,
+                                         g->n_branches, &choice->guide, err);
+    if (status)
+        return status;
+    for (size_t i = g->prompt.count - g->preset; i < g->prompt.count; i++)
+        nib_guide_accept(choice->guide, g->prompt.ids[i]);
+    choice->job.request.constraint =
+        (struct nib_constraint){.self = choice->guide, .mask = nib_guide_mask, .accept = nib_guide_accept};
+    return NIB_OK;
 }
 
 static nib_status init_choice(struct nib_generation *g, int index, uint64_t seed, struct nib_error *err)
@@ -295,6 +349,8 @@ static nib_status init_choice(struct nib_generation *g, int index, uint64_t seed
     choice->logprobs = json_array();
     nib_status status = nib_assembler_init(&choice->assembler, g->chat ? g->server->chat : NULL,
                                            g->server->tokenizer, on_delta, choice, err);
+    if (!status && g->n_branches)
+        status = guide_choice(choice, err);
     choice->assembler.tools_offered = g->tools_offered;
     choice->assembler.one_call = g->one_call;
     choice->assembler.logprobs = g->logprobs;
@@ -331,7 +387,7 @@ bool nib_generation_submit(struct nib_generation *g, const char *prompt_field, s
         jobs[i] = &g->choices[i].job;
     }
     if (status)
-        return nib_api_fail_status(error, NULL, &err);
+        return nib_api_fail_status(error, g->schema_field, &err);
     // From here on the scheduler's thread may be at work.
     g->unfinished = (int)g->n;
     g->exchange->cancel_work = cancel_generation;

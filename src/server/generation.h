@@ -6,6 +6,7 @@
 #include "server/assembler.h"
 #include "server/fields.h"
 #include "server/server_state.h"
+#include "text/guide.h"
 
 struct nib_generation;
 
@@ -15,6 +16,7 @@ struct nib_choice {
     int index;
     bool begun;
     struct nib_assembler assembler;
+    struct nib_guide *guide; // NULL: the model writes what it likes
     const char *finish_reason;
     int32_t generated;
     struct nib_bytes content, reasoning; // so far
@@ -52,7 +54,13 @@ struct nib_generation {
     const json_t *stop; // validated
     bool tools_offered, one_call;
     struct nib_token_list prompt;
-    size_t preset; // so many last tokens of the prompt belong to the answer
+    struct nib_logit_bias *bias; /* [n_bias] */
+    int32_t n_bias;
+    // What may be written; needed until the submit. No branches: anything.
+    struct nib_guide_branch *branches; /* [n_branches] */
+    size_t n_branches;
+    const char *schema_field; // blamed when a schema cannot be used
+    size_t preset;            // so many last tokens of the prompt belong to the answer
     // Under way.
     struct nib_choice *choices; /* [n] */
     int unfinished;

@@ -56,6 +56,7 @@ static void free_server(struct nib_server *server)
     nib_departures_free(server->departures);
     nib_metrics_destroy(&server->metrics);
     nib_api_keys_free(&server->keys);
+    nib_mask_vocabulary_free(server->vocabulary);
     free(server->certificate);
     free(server->key);
     free(server);
@@ -80,6 +81,8 @@ nib_status nib_server_start(const struct nib_server_options *options, const stru
                                               .between_steps = between_steps,
                                               .context = s};
     nib_status status = read_files(s, err);
+    if (!status)
+        status = nib_mask_vocabulary_create(tokenizer, backend->vocab, &s->vocabulary, err);
     if (!status)
         status = nib_departures_create(&s->departures, err);
     if (!status)
@@ -131,6 +134,20 @@ struct nib_unique_id nib_make_id(const char *prefix)
     for (size_t i = 0; i < sizeof random; i++)
         snprintf(id.text + used + 2 * i, 3, "%02x", random[i]);
     return id;
+}
+
+static pthread_once_t any_object_once = PTHREAD_ONCE_INIT;
+static json_t *any_object; // never freed
+
+static void make_any_object(void)
+{
+    any_object = json_pack("{s:s}", "type", "object");
+}
+
+const json_t *nib_any_object(void)
+{
+    pthread_once(&any_object_once, make_any_object);
+    return any_object;
 }
 
 json_t *nib_parse_body(struct nib_text body, struct nib_api_error *error)

@@ -9,6 +9,7 @@
 #include "server/metrics.h"
 #include "server/scheduler.h"
 #include "server/server.h"
+#include "text/token_mask.h"
 
 struct MHD_Daemon;
 struct nib_departures;
@@ -18,6 +19,7 @@ struct nib_server {
     struct nib_backend backend;
     const struct nib_chat *chat; // NULL: completion only
     const struct nib_tokenizer *tokenizer;
+    struct nib_mask_vocabulary *vocabulary; // for answers that a schema binds
     struct nib_api_keys keys;
     struct nib_metrics metrics;
     struct nib_scheduler *scheduler;
@@ -39,6 +41,9 @@ void nib_serve_chat(struct nib_server *server, struct nib_exchange *exchange, st
 
 // Parses a body; on a mistake fills `error` and returns NULL.
 json_t *nib_parse_body(struct nib_text body, struct nib_api_error *error);
+
+// The schema {"type": "object"}; lives as long as the program.
+const json_t *nib_any_object(void);
 
 // PREFIX and 24 random hexadecimal digits.
 struct nib_unique_id {

@@ -1,0 +1,127 @@
+"""Answers in a form that the request demands: JSON, a schema, a call."""
+import json
+import openai
+import pydantic
+
+import support
+from support import joined, model_server, user, whole
+
+SUM = "Anna has 38 apples and buys 27 more. How many apples does she have?"
+ANSWER = {"type": "object", "properties": {
+    "sum": {"type": "integer", "minimum": 10, "maximum": 99}, "who": {"type": "string", "maxLength": 8},
+    "fruit": {"enum": ["apples", "pears"]},
+    "parts": {"type": "array", "items": {"type": "number", "minimum": 0.5, "exclusiveMaximum": 2}, "minItems": 1, "maxItems": 3}},
+    "required": ["sum", "who", "fruit", "parts"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": name, "description": f"{name} something.", "parameters": {
+    "type": "object", "properties": {"what": {"type": "string", "maxLength": 20}, "count": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["what", "count"]}}} for name in ("fetch", "store")]
+
+
+def schema_format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+
+
+class Forms(support.unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = cls.enterClassContext(model_server("--parallel", 4))
+
+    def ask(self, text, **fields):
+        fields = {"messages": user(text), "reasoning_effort": "low", "max_completion_tokens": 400, **fields}
+        answer = whole(self.server.chat(**fields))
+        self.assertEqual(joined(self.server.stream(**fields)), answer)
+        return answer
+
+    def check_answer(self, text):
+        value = json.loads(text)
+        self.assertEqual(list(value), ["sum", "who", "fruit", "parts"])
+        self.assertTrue(10 <= value["sum"] <= 99 and isinstance(value["sum"], int))
+        self.assertLessEqual(len(value["who"]), 8)
+        self.assertIn(value["fruit"], ("apples", "pears"))
+        self.assertTrue(1 <= len(value["parts"]) <= 3 and all(0.5 <= part < 2 for part in value["parts"]))
+
+    def test_a_schema_binds_the_answer(self):
+        for seed in range(6):
+            answer = self.ask(SUM, response_format=schema_format(ANSWER), seed=seed, temperature=1.5)
+            self.assertEqual(answer["finish_reason"], "stop")
+            self.check_answer(answer["content"])
+
+    def test_the_schema_binds_the_final_channel_only(self):
+        """sglang 9259, vllm 23120: with reasoning and with tools, streaming and not"""
+        answer = self.ask(SUM, response_format=schema_format(ANSWER), temperature=0)
+        self.assertEqual(answer["reasoning_content"], "38 + 27 = 65.")
+        self.check_answer(answer["content"])
+        answer = self.ask(SUM, response_format=schema_format(ANSWER), temperature=0, tools=TOOLS)
+        if not answer["tool_calls"]:
+            self.check_answer(answer["content"])
+
+    def test_any_json_object(self):
+        complete = 0
+        for seed in range(6):
+            answer = self.ask(SUM, response_format={"type": "json_object"}, seed=seed, temperature=1)
+            self.assertTrue(answer["content"].startswith("{"))
+            if answer["finish_reason"] == "stop":
+                self.assertIsInstance(json.loads(answer["content"]), dict)
+                complete += 1
+        self.assertGreater(complete, 0)
+
+    def test_the_openai_package_parses_a_model(self):
+        class Answer(pydantic.BaseModel):
+            total: int = pydantic.Field(ge=0, le=200)
+            fruit: str = pydantic.Field(max_length=10)
+            rest: int | None
+
+        parsed = self.server.client.chat.completions.parse(
+            model="tiny-gpt-oss", messages=user(SUM), response_format=Answer, temperature=0, max_completion_tokens=300)
+        self.assertIsInstance(parsed.choices[0].message.parsed, Answer)
+
+    def test_a_call_is_required(self):
+        for seed in range(4):
+            answer = self.ask("Tell me a story.", tools=TOOLS, tool_choice="required", seed=seed, temperature=1)
+            (name, arguments), = answer["tool_calls"]
+            self.assertEqual(answer["finish_reason"], "tool_calls")
+            self.assertIn(name, ("fetch", "store"))
+            arguments = json.loads(arguments)
+            self.assertTrue(1 <= arguments["count"] <= 9 and len(arguments["what"]) <= 20)
+
+    def test_a_call_of_one_tool_is_required(self):
+        answer = self.ask(SUM, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "store"}}, temperature=1, seed=1)
+        self.assertEqual(answer["tool_calls"][0][0], "store")
+        self.assertEqual(set(json.loads(answer["tool_calls"][0][1])), {"what", "count"})
+
+    def test_a_bad_schema_is_a_400(self):
+        """llama.cpp 19051"""
+        for schema, word in (({"type": "object", "properties": {"a": {"not": {}}}}, "'not' at #/properties/a"),
+                             ({"type": "nonsense"}, "'type'"), ({"$ref": "#/nowhere"}, "'$ref'"),
+                             ({"type": "string", "pattern": "(?<=a)b"}, "pattern"), ({"$ref": "#"}, "no JSON")):
+            with self.subTest(schema), self.assertRaises(openai.BadRequestError) as caught:
+                self.server.client.chat.completions.create(model="tiny-gpt-oss", messages=user(SUM),
+                                                           response_format=schema_format(schema))
+            self.assertEqual(caught.exception.param, "response_format")
+            self.assertIn(word, str(caught.exception))
+        for given, param in (({"type": "xml"}, "response_format.type"), ({"type": "json_schema"}, "response_format.json_schema"),
+                             ({"type": "json_schema", "json_schema": {"name": "a"}}, "response_format.json_schema.schema")):
+            status, _, text = self.server.request("/v1/chat/completions", {"messages": user(SUM), "response_format": given})
+            self.assertEqual((status, json.loads(text)["error"]["param"]), (400, param))
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"oneOf": []}}}
+        status, _, text = self.server.request("/v1/chat/completions", {"messages": user(SUM), "tools": [tool], "tool_choice": "required"})
+        self.assertEqual((status, json.loads(text)["error"]["param"]), (400, "tools"))
+
+    def test_biases_and_penalties(self):
+        plain = self.ask("Calculate 52 + 78.", temperature=0)
+        token = self.server.chat(messages=user("Calculate 52 + 78."), temperature=0, logprobs=True)
+        self.assertEqual(plain, whole(token))
+        digit = "1".encode()[0] - ord("!")  # byte tokens come first, in the order of printable bytes
+        biased = self.ask("Calculate 52 + 78.", temperature=0, logit_bias={str(digit): -100})
+        self.assertNotIn("1", biased["content"] + biased["reasoning_content"])
+        repeat = {"temperature": 0, "max_completion_tokens": 80}
+        self.assertNotEqual(self.ask("Repeat exactly: sun, sun, sun, sun, sun", **repeat, frequency_penalty=2),
+                            self.ask("Repeat exactly: sun, sun, sun, sun, sun", **repeat))
+        for field, value in (("logit_bias", {"99999": 1}), ("logit_bias", {"x": 1}), ("logit_bias.3", {"3": 101}),
+                             ("presence_penalty", 2.5)):
+            status, _, text = self.server.request("/v1/chat/completions", {"messages": user(SUM), field.split(".")[0]: value})
+            self.assertEqual((status, json.loads(text)["error"]["param"]), (400, field))
+
+
+if __name__ == "__main__":
+    support.main()

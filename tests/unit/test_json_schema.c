@@ -1,0 +1,364 @@
+// Schemas as automatons: what they accept, what they refuse, and the masks of tokens that follow from them.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/bandwidth.h"
+#include "support/paths.h"
+#include "text/json_schema.h"
+#include "text/token_mask.h"
+
+struct compiled {
+    struct nib_rules rules;
+    struct nib_automaton automaton;
+};
+
+static void compile(struct compiled *c, const char *schema)
+{
+    struct nib_error err = {0};
+    json_t *json = json_loads(schema, JSON_DECODE_ANY, NULL);
+    int32_t rule;
+    assert_non_null(json);
+    memset(c, 0, sizeof *c);
+    nib_status status = nib_json_schema_compile(json, &c->rules, &rule, &err);
+    if (status)
+        fail_msg("%s: %s", schema, err.message);
+    json_decref(json);
+    assert_int_equal(nib_automaton_init(&c->automaton, &c->rules, rule, &err), NIB_OK);
+}
+
+static void release(struct compiled *c)
+{
+    nib_automaton_free(&c->automaton);
+    nib_rules_free(&c->rules);
+}
+
+// The configuration behind a text, -1 when it is refused.
+static int32_t feed(struct compiled *c, const char *text)
+{
+    int32_t config = c->automaton.first;
+    for (; *text && config >= 0; text++)
+        config = nib_automaton_step(&c->automaton, config, (uint8_t)*text);
+    return config;
+}
+
+static bool accepts(struct compiled *c, const char *text)
+{
+    int32_t config = feed(c, text);
+    return config >= 0 && c->automaton.configs[config]->accepting;
+}
+
+// Texts that are accepted, then NULL, then texts that are not, then NULL.
+static void check(const char *schema, const char *const *texts)
+{
+    struct compiled c;
+    compile(&c, schema);
+    bool wanted = true;
+    for (int seen = 0; seen < 2; texts++) {
+        if (!*texts) {
+            seen++;
+            wanted = false;
+        } else if (accepts(&c, *texts) != wanted) {
+            fail_msg("%s: %s is %s", schema, *texts, wanted ? "refused" : "accepted");
+        }
+    }
+    release(&c);
+}
+
+#define CHECK(schema, ...) check(schema, (const char *const[]){__VA_ARGS__, NULL})
+
+static void test_plain_types(void **state)
+{
+    (void)state;
+    CHECK("{\"type\":\"boolean\"}", "true", "false", NULL, "tru", "null", "True", "");
+    CHECK("{\"type\":\"null\"}", "null", NULL, "0");
+    CHECK("{\"type\":[\"string\",\"null\"],\"maxLength\":2}", "null", "\"ab\"", NULL, "\"abc\"", "1");
+    CHECK("{\"type\":\"integer\"}", "0", "-12", "123456789", NULL, "01", "1.5", "-", "1e5", "+1");
+    CHECK("{\"type\":\"number\"}", "0", "-0.5", "3.25e-07", "1E9", NULL, ".5", "1.", "00", "NaN", "1e");
+    CHECK("{}", "{}", "[]", "[1, \"a\", {\"b\": null}]", "\"x\"", "-1.5", NULL, "{a:1}", "[1,]", "{\"a\":1,}", "[",
+          " 1");
+    CHECK("true", "1", "{\"a\":[]}", NULL, "x");
+}
+
+static void test_strings(void **state)
+{
+    (void)state;
+    CHECK("{\"type\":\"string\"}", "\"\"", "\"a b\"", "\"\\\"\\\\\\n\\u00e9\"", "\"日本 🦀\"", NULL, "\"a",
+          "\"\n\"", "\"\\x\"", "\"\\ud83d\"", "\"\xff\"", "\"\xc3\"", "\"\xed\xa0\x80\"");
+    CHECK("{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}", "\"ab\"", "\"日本語\"", "\"a\\n\"",
+          "\"\\u0041bc\"", NULL, "\"a\"", "\"abcd\"", "\"日\"", "\"\"");
+    CHECK("{\"type\":\"string\",\"minLength\":1}", "\"a\"", "\"abcdefgh\"", NULL, "\"\"");
+    CHECK("{\"type\":\"string\",\"maxLength\":0}", "\"\"", NULL, "\"a\"");
+}
+
+static void test_patterns(void **state)
+{
+    (void)state;
+    CHECK("{\"type\":\"string\",\"pattern\":\"^[a-c]+$\"}", "\"abc\"", "\"a\"", NULL, "\"\"", "\"abd\"");
+    CHECK("{\"pattern\":\"^\\\\d{3}-\\\\d{2,3}$\"}", "\"123-45\"", "\"123-456\"", NULL, "\"123-4\"", "\"12-45\"",
+          "\"123-4567\"");
+    CHECK("{\"pattern\":\"b\"}", "\"b\"", "\"abc\"", "\"日b\"", NULL, "\"ac\"", "\"\"");
+    CHECK("{\"pattern\":\"^(foo|ba(r|z)?)$\"}", "\"foo\"", "\"ba\"", "\"baz\"", NULL, "\"fo\"", "\"bazz\"");
+    CHECK("{\"pattern\":\"^a|b$\"}", "\"axx\"", "\"xxb\"", NULL, "\"xax\"", "\"bx\"");
+    CHECK("{\"pattern\":\"^[^a]$\"}", "\"b\"", "\"é\"", "\"🦀\"", "\"\\\"\"", "\"\\n\"", NULL, "\"a\"",
+          "\"\"\"");
+    CHECK("{\"pattern\":\"^[à-ü]*$\"}", "\"éü\"", "\"\"", NULL, "\"a\"", "\"ÿ\"");
+    CHECK("{\"pattern\":\"^\\\"\\\\\\\\$\"}", "\"\\\"\\\\\"", NULL, "\"\"\"");
+    CHECK("{\"pattern\":\"^\\\\w+@\\\\w+\\\\.com$\"}", "\"a_1@b.com\"", NULL, "\"a@bxcom\"", "\"@b.com\"");
+    CHECK("{\"pattern\":\"^.{0,2}$\"}", "\"\"", "\"ab\"", NULL, "\"abc\"", "\"\\n\"");
+}
+
+static void test_bounds_of_numbers(void **state)
+{
+    (void)state;
+    CHECK("{\"type\":\"integer\",\"minimum\":5,\"maximum\":120}", "5", "9", "10", "99", "100", "120", NULL, "4",
+          "121", "0", "-5", "05", "1000");
+    CHECK("{\"type\":\"integer\",\"minimum\":-3,\"exclusiveMaximum\":2}", "-3", "-1", "0", "1", NULL, "-4", "2",
+          "-0", "10");
+    CHECK("{\"type\":\"integer\",\"exclusiveMinimum\":1.5,\"maximum\":3.9}", "2", "3", NULL, "1", "4");
+    CHECK("{\"type\":\"number\",\"minimum\":0.5,\"exclusiveMaximum\":2}", "0.5", "0.50", "1", "1.999", NULL,
+          "0.49", "2", "2.0", "0", "3", "0.4999");
+    CHECK("{\"type\":\"number\",\"exclusiveMinimum\":0}", "0.1", "1", "123.5", NULL, "0", "0.0", "-1", "0.00");
+    CHECK("{\"type\":\"number\",\"maximum\":-1.25}", "-1.25", "-2", "-1.3", NULL, "-1.24", "0", "1", "-1.2");
+    CHECK("{\"type\":\"integer\",\"minimum\":7,\"maximum\":7}", "7", NULL, "6", "8", "77");
+}
+
+static void test_numbers_against_arithmetic(void **state)
+{
+    (void)state;
+    for (int low = -130; low <= 130; low += 37)
+        for (int high = low; high <= 230; high += 61) {
+            char schema[128], text[16];
+            struct compiled c;
+            snprintf(schema, sizeof schema, "{\"type\":\"integer\",\"minimum\":%d,\"maximum\":%d}", low, high);
+            compile(&c, schema);
+            for (int n = -250; n <= 250; n++) {
+                snprintf(text, sizeof text, "%d", n);
+                if (accepts(&c, text) != (n >= low && n <= high))
+                    fail_msg("%s: %d", schema, n);
+            }
+            release(&c);
+        }
+}
+
+static void test_objects(void **state)
+{
+    (void)state;
+    CHECK("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"string\"}},"
+          "\"required\":[\"a\"]}",
+          "{\"a\": 1, \"b\": \"x\"}", "{\"a\":1}", "{\n  \"a\": 1\n}", NULL, "{}", "{\"b\": \"x\"}",
+          "{\"a\": 1, \"c\": 2}", "{\"b\": \"x\", \"a\": 1}", "{\"a\": 1,}", "{\"a\": \"1\"}");
+    CHECK("{\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"required\":[\"c\"]}", "{\"c\":1}", "{\"b\":1,\"c\":2}",
+          "{\"a\":[],\"c\":2}", NULL, "{,\"c\":1}", "{\"a\":1}", "{\"a\":1 \"c\":2}");
+    CHECK("{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"},\"properties\":{\"ab\":{\"type\":"
+          "\"string\"}}}",
+          "{}", "{\"ab\": \"x\"}", "{\"ab\": \"x\", \"a\": 1, \"abc\": 2, \"b\": 3}", "{\"x\": 1}", NULL,
+          "{\"ab\": 1}", "{\"x\": \"y\"}", "{\"x\": 1, \"ab\": 2}");
+    CHECK("{\"type\":\"object\",\"properties\":{},\"additionalProperties\":false}", "{}", NULL, "{\"a\": 1}");
+    CHECK("{\"type\":\"object\",\"required\":[\"k\"]}", "{\"k\": 1}", "{\"k\": 1, \"l\": 2}", NULL, "{}");
+    CHECK("{\"type\":\"object\",\"properties\":{\"q\\\"t\":{\"const\":1}},\"required\":[\"q\\\"t\"]}",
+          "{\"q\\\"t\":1}", NULL, "{}");
+}
+
+static void test_arrays(void **state)
+{
+    (void)state;
+    CHECK("{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}", "[]", "[1]", "[1, 2,3]", "[\n  1,\n  2\n]",
+          NULL, "[1,]", "[,1]", "[\"a\"]", "[1 2]");
+    CHECK("{\"type\":\"array\",\"minItems\":2,\"maxItems\":3}", "[1,2]", "[1,2,3]", NULL, "[]", "[1]",
+          "[1,2,3,4]");
+    CHECK("{\"type\":\"array\",\"maxItems\":0}", "[]", NULL, "[1]");
+}
+
+static void test_choices_and_references(void **state)
+{
+    (void)state;
+    CHECK("{\"enum\":[\"a\",1,null,{\"x\":[1,2]}]}", "\"a\"", "1", "null", "{\"x\":[1,2]}", NULL, "\"b\"", "2");
+    CHECK("{\"type\":\"string\",\"enum\":[\"a\",1]}", "\"a\"", NULL, "1");
+    CHECK("{\"const\":\"é\\n\"}", "\"é\\n\"", NULL, "\"e\"");
+    CHECK("{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"null\"}],\"title\":\"T\",\"default\":null}", "1", "null",
+          NULL, "\"1\"");
+    CHECK(
+        "{\"$ref\":\"#/$defs/"
+        "t\",\"$defs\":{\"t\":{\"type\":\"object\",\"properties\":{\"next\":{\"anyOf\":[{\"$ref\":\"#/$defs/t\"},"
+        "{\"type\":\"null\"}]}},\"required\":[\"next\"]}}}",
+        "{\"next\": null}", "{\"next\": {\"next\": {\"next\": null}}}", NULL, "{\"next\": {}}", "{}");
+    CHECK("{\"type\":\"object\",\"properties\":{\"c\":{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}}}",
+          "{\"c\": [{}, {\"c\": []}]}", NULL, "{\"c\": [1]}");
+    CHECK("{\"allOf\":[{\"type\":\"integer\"}]}", "1", NULL, "\"a\"");
+}
+
+static void test_what_is_not_supported_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *schema, *words[2];
+        nib_status status;
+    } cases[] = {
+        {"{\"not\":{}}", {"'not'", "#"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"oneOf\":[]}}}",
+         {"'oneOf'", "#/properties/a"},
+         NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"number\",\"multipleOf\":2}", {"'multipleOf'", "#"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"array\",\"uniqueItems\":true}", {"'uniqueItems'", "#"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"string\",\"pattern\":\"(?=a)\"}", {"pattern", "group"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"string\",\"pattern\":\"a\\\\b\"}", {"pattern", "escape"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"string\",\"pattern\":\"(a\"}", {"pattern", "group"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"string\",\"pattern\":\"a{2000}\"}", {"pattern", "repetition"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"string\",\"maxLength\":100000}", {"'maxLength'", "4096"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"thing\"}", {"'type'", "#"}, NIB_ERR_ARGUMENT},
+        {"{\"type\":7}", {"'type'", "#"}, NIB_ERR_ARGUMENT},
+        {"{\"enum\":[]}", {"'enum'", "#"}, NIB_ERR_ARGUMENT},
+        {"{\"$ref\":\"#/$defs/x\"}", {"'$ref'", "#"}, NIB_ERR_ARGUMENT},
+        {"{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}", {"'minimum'", "#"}, NIB_ERR_ARGUMENT},
+        {"{\"type\":\"integer\",\"minimum\":\"3\"}", {"'minimum'", "#"}, NIB_ERR_ARGUMENT},
+        {"{\"type\":\"array\",\"items\":[]}", {"#/items", "object"}, NIB_ERR_ARGUMENT},
+        {"{\"type\":\"object\",\"properties\":[]}", {"'properties'", "#"}, NIB_ERR_ARGUMENT},
+        {"{\"type\":\"object\",\"properties\":{\"a\":{}},\"required\":[\"b\"],\"additionalProperties\":false}",
+         {"'required'", "#"},
+         NIB_ERR_ARGUMENT},
+        {"false", {"#", "object"}, NIB_ERR_ARGUMENT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct nib_error err = {0};
+        struct nib_rules rules = {0};
+        int32_t rule;
+        json_t *json = json_loads(cases[i].schema, JSON_DECODE_ANY, NULL);
+        assert_int_equal(nib_json_schema_compile(json, &rules, &rule, &err), cases[i].status);
+        for (int w = 0; w < 2; w++)
+            if (!strstr(err.message, cases[i].words[w]))
+                fail_msg("%s: no %s in: %s", cases[i].schema, cases[i].words[w], err.message);
+        nib_rules_free(&rules);
+        json_decref(json);
+    }
+}
+
+static void test_hostile_schemas_end(void **state)
+{
+    (void)state;
+    static const char *const schemas[] = {
+        "{\"$ref\":\"#\"}",
+        "{\"anyOf\":[{\"$ref\":\"#\"},{\"$ref\":\"#\"}]}",
+        "{\"type\":\"string\",\"pattern\":\"((((a{1000}){1000}){1000}){1000})\"}",
+        "{\"type\":\"string\",\"pattern\":\"((((){1000}){1000}){1000})*\"}",
+        "{\"type\":\"array\",\"minItems\":4096,\"items\":{\"type\":\"array\",\"minItems\":4096}}",
+    };
+    for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
+        struct nib_rules rules = {0};
+        struct nib_automaton automaton;
+        int32_t rule;
+        json_t *json = json_loads(schemas[i], 0, NULL);
+        if (!nib_json_schema_compile(json, &rules, &rule, NULL)) {
+            nib_automaton_init(&automaton, &rules, rule, NULL);
+            nib_automaton_free(&automaton);
+        }
+        nib_rules_free(&rules);
+        json_decref(json);
+    }
+}
+
+// ---- masks ----
+
+static const char mixed_schema[] = "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"age\":{"
+                                   "\"type\":\"integer\",\"minimum\":0,\"maximum\":130},"
+                                   "\"tags\":{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":12}}"
+                                   ",\"mail\":{\"type\":\"string\",\"pattern\":"
+                                   "\"^[a-z]+@[a-z]+$\"},\"kind\":{\"enum\":[\"one\",\"two\"]},\"more\":{\"type\":"
+                                   "\"object\",\"additionalProperties\":{\"type\":\"string\"},"
+                                   "\"properties\":{\"x\":{\"type\":\"string\",\"minLength\":3}}}},\"required\":["
+                                   "\"name\",\"age\",\"tags\",\"mail\",\"kind\",\"more\"]}";
+static const char mixed_text[] = "{\"name\": \"Jörg \\\"the 🦀\\\" Müller, who lives in a house by the sea\", "
+                                 "\"age\": 42, \"tags\": [\"alpha\", \"beta gamma\", \"\"],"
+                                 "\n  \"mail\": \"joerg@example\", \"kind\": \"two\", \"more\": {\"x\": \"long "
+                                 "enough\", \"note\": \"Some more text, and some more.\"}}";
+
+static struct nib_tokenizer *open_o200k(void)
+{
+    struct nib_tokenizer *tokenizer;
+    struct nib_error err;
+    const char *path = test_data("tokenizer/o200k_base.tiktoken");
+    assert_int_equal(nib_tokenizer_open(&tokenizer, path, nib_tokenizer_preset_find("o200k_harmony"), &err),
+                     NIB_OK);
+    return tokenizer;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// Along a text that the schema accepts every mask holds the next token, and equals the plain walk's. Prints what a mask
+// costs; the bound is for the whole of mask and step, and generous because machines are shared.
+static void test_masks_at_vocabulary_200000(void **state)
+{
+    (void)state;
+    struct nib_tokenizer *tokenizer = open_o200k();
+    struct nib_mask_vocabulary *vocabulary;
+    struct nib_token_list tokens = {0};
+    struct nib_token_mask mask;
+    struct nib_error err;
+    struct compiled c;
+    double times[256];
+    int32_t vocab = nib_tokenizer_vocab_size(tokenizer);
+    assert_true(vocab > 200000);
+    assert_int_equal(nib_mask_vocabulary_create(tokenizer, vocab, &vocabulary, &err), NIB_OK);
+    assert_int_equal(nib_tokenizer_encode(tokenizer, mixed_text, strlen(mixed_text), 0, &tokens, &err), NIB_OK);
+    uint32_t *walked = malloc((size_t)nib_mask_words(vocabulary) * sizeof *walked);
+    for (int pass = 0; pass < 2; pass++) { // first timed on a fresh automaton, then compared
+        compile(&c, mixed_schema);
+        assert_int_equal(nib_token_mask_init(&mask, vocabulary, &c.automaton, &err), NIB_OK);
+        int32_t config = c.automaton.first;
+        for (size_t i = 0; i < tokens.count; i++) {
+            double started = nib_clock();
+            const uint32_t *bits = nib_token_mask_at(&mask, config);
+            int32_t token = tokens.ids[i];
+            assert_non_null(bits);
+            assert_true(bits[token / 32] >> (token % 32) & 1);
+            if (pass == 1) {
+                assert_int_equal(nib_token_mask_walk(&mask, config, walked), NIB_OK);
+                assert_memory_equal(walked, bits, (size_t)nib_mask_words(vocabulary) * sizeof *walked);
+            }
+            config = nib_token_mask_step(&mask, config, token);
+            times[i] = nib_clock() - started;
+            assert_true(config >= 0);
+        }
+        assert_true(c.automaton.configs[config]->accepting);
+        if (pass == 0) {
+            qsort(times, tokens.count, sizeof *times, compare_doubles);
+            double median = times[tokens.count / 2] * 1e6, most = times[tokens.count - 1] * 1e6;
+            print_message("masks of %d tokens: median %.1f us, p90 %.1f us, most %.1f us over %zu tokens\n", vocab,
+                          median, times[tokens.count * 9 / 10] * 1e6, most, tokens.count);
+            assert_true(median < 500);
+        }
+        nib_token_mask_free(&mask);
+        release(&c);
+    }
+    free(walked);
+    nib_token_list_free(&tokens);
+    nib_mask_vocabulary_free(vocabulary);
+    nib_tokenizer_close(tokenizer);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain_types),
+        cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_patterns),
+        cmocka_unit_test(test_bounds_of_numbers),
+        cmocka_unit_test(test_numbers_against_arithmetic),
+        cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_choices_and_references),
+        cmocka_unit_test(test_what_is_not_supported_is_named),
+        cmocka_unit_test(test_hostile_schemas_end),
+        cmocka_unit_test(test_masks_at_vocabulary_200000),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
