@@ -115,6 +115,20 @@ static nib_status cpu_bind(struct nib_device *device, const struct nib_weight_vi
     return NIB_OK;
 }
 
+static nib_status grow_moe_scratch(struct nib_device *device, size_t wanted, struct nib_error *err)
+{
+    size_t bytes = aligned(wanted);
+    if (bytes <= device->moe_scratch_bytes)
+        return NIB_OK;
+    free(device->moe_scratch);
+    device->moe_scratch = NULL;
+    device->moe_scratch_bytes = 0;
+    nib_status status = alloc_scratch(bytes, &device->moe_scratch, err);
+    if (!status)
+        device->moe_scratch_bytes = bytes;
+    return status;
+}
+
 static nib_status cpu_bind_moe(struct nib_device *device, const struct nib_moe_weights *weights,
                                const struct nib_moe_config *config, int64_t top_k, struct nib_moe **moe,
                                struct nib_error *err)
@@ -129,23 +143,37 @@ static nib_status cpu_bind_moe(struct nib_device *device, const struct nib_moe_w
         free(bound);
         return status;
     }
-    size_t bytes =
-        aligned(nib_moe_scratch_bytes(bound->plan, device->options.max_tokens, top_k, device->options.threads));
-    if (bytes > device->moe_scratch_bytes) {
-        free(device->moe_scratch);
-        device->moe_scratch = NULL;
-        device->moe_scratch_bytes = 0;
-        status = alloc_scratch(bytes, &device->moe_scratch, err);
-        if (status) {
-            nib_moe_plan_free(bound->plan);
-            free(bound);
-            return status;
-        }
-        device->moe_scratch_bytes = bytes;
+    status = grow_moe_scratch(
+        device, nib_moe_scratch_bytes(bound->plan, device->options.max_tokens, top_k, device->options.threads),
+        err);
+    if (status) {
+        nib_moe_plan_free(bound->plan);
+        free(bound);
+        return status;
     }
     bound->expert_bytes = nib_expert_bytes(weights);
     bound->first_expert = config->first_expert;
     bound->n_experts = weights->n_experts;
+    *moe = bound;
+    return NIB_OK;
+}
+
+static nib_status cpu_bind_dense_moe(struct nib_device *device, const struct nib_dense_expert *experts,
+                                     int64_t n_experts, const struct nib_activation *activation,
+                                     struct nib_moe **moe, struct nib_error *err)
+{
+    struct nib_moe *bound = calloc(1, sizeof *bound);
+    if (!bound)
+        return nib_fail_memory(err, sizeof *bound, "a MoE layer");
+    nib_status status = nib_dense_moe_create(experts, n_experts, activation, &bound->dense, err);
+    if (!status)
+        status =
+            grow_moe_scratch(device, nib_dense_moe_scratch_bytes(bound->dense, device->options.max_tokens), err);
+    if (status) {
+        nib_dense_moe_free(bound->dense);
+        free(bound);
+        return status;
+    }
     *moe = bound;
     return NIB_OK;
 }
@@ -156,11 +184,16 @@ static void cpu_free_moe(struct nib_device *device, struct nib_moe *moe)
     if (!moe)
         return;
     nib_moe_plan_free(moe->plan);
+    nib_dense_moe_free(moe->dense);
     free(moe);
 }
 
 static const char *cpu_moe_kernel(const struct nib_moe *moe, const char **reason)
 {
+    if (moe->dense) {
+        *reason = "experts that are not MXFP4: one after the other, by the kernel of dense matrices";
+        return "linear";
+    }
     *reason = nib_moe_plan_reason(moe->plan);
     return nib_moe_plan_kernel(moe->plan);
 }
@@ -310,6 +343,7 @@ const struct nib_ops *nib_cpu_ops(void)
         .scratch_bytes = cpu_scratch_bytes,
         .bind = cpu_bind,
         .bind_moe = cpu_bind_moe,
+        .bind_dense_moe = cpu_bind_dense_moe,
         .free_moe = cpu_free_moe,
         .moe_kernel = cpu_moe_kernel,
         .linear_kernel = cpu_linear_kernel,

@@ -5,6 +5,7 @@
 #include "cpu/cpu_kernels.h"
 #include "ops/dense_fp8.h"
 #include "ops/dense_int8.h"
+#include "ops/dense_moe.h"
 #include "ops/ops.h"
 
 enum {
@@ -33,7 +34,8 @@ struct nib_device {
 
 struct nib_moe {
     struct nib_moe_plan *plan;
-    uint64_t expert_bytes; // of one expert
+    struct nib_dense_moe *dense; // in place of the plan
+    uint64_t expert_bytes;       // of one expert
     int64_t first_expert, n_experts;
 };
 

@@ -8,6 +8,13 @@ void nib_cpu_moe(struct nib_device *device, struct nib_buffer y, struct nib_buff
     int64_t tokens = device->step->n_tokens;
     if (device->error.status)
         return;
+    if (moe->dense) {
+        device->expert_bytes_read += nib_dense_moe_run(
+            moe->dense,
+            &(struct nib_dense_moe_call){device, nib_cpu_linear, device->step->n_tokens,
+                                         device->options.max_tokens, y, x, routes, device->moe_scratch});
+        return;
+    }
     bool exact = device->options.exact;
     if (!exact) {
 #pragma omp parallel for num_threads(nib_cpu_threads(device, tokens *x.width))

@@ -37,7 +37,7 @@ struct nib_decoder_names {
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
     const char *mlp_norm, *gate, *up, *down, *shared_gate, *shared_up, *shared_down;
     const char *router, *correction, *experts;
-    const char *expert_gate, *expert_up, *expert_down; // of one expert; NULL: the layout of gpt-oss
+    const char *expert_gate, *expert_up, *expert_down; // of one expert
 };
 
 // The names that transformers writes for most families.
@@ -62,7 +62,10 @@ struct nib_decoder_layer {
     struct nib_weight q_a_norm, kv_a_norm;
     struct nib_dense router;
     struct nib_weight correction;
-    struct nib_experts experts;
+    struct nib_experts experts;             // of MXFP4
+    struct nib_dense_expert *dense_experts; /* [n_experts] of any other form, or NULL */
+    char expert_form[32];                   // how they are stored, for reports
+    uint64_t expert_bytes;
     struct nib_moe *moe;
 };
 
@@ -97,7 +100,7 @@ struct nib_decoder {
     struct nib_router router;
     bool router_bias;            // its logits have a bias
     bool corrected;              // its choice has a correction
-    bool interleaved;            // gate and up rows of fused experts alternate
+    bool gpt_oss_experts;        // fused, gate and up rows alternate, unless the checkpoint has them one by one
     int64_t dense_intermediate;  // of the dense layers
     int64_t shared_intermediate; // of the shared expert; 0: none
     int64_t qkv_shards;          // of a fused qkv matrix, each with its rows of q, k and v
@@ -154,6 +157,18 @@ void nib_decoder_forward(struct nib_model *model, const struct nib_step *step, c
 void nib_decoder_describe_layer(const struct nib_model *model, int64_t layer, struct nib_layer_summary *summary);
 
 // ---- between the decoder's own files ----
+
+struct nib_tensor_name {
+    char text[128];
+};
+
+// The prefix, the pattern with the layer's number, and the ending.
+struct nib_tensor_name nib_decoder_name(const struct nib_decoder *decoder, const char *pattern, int64_t layer,
+                                        const char *ending);
+// Of a bound weight with its scales; 0 for an absent one.
+uint64_t nib_weight_bytes(const struct nib_weight *weight);
+nib_status nib_decoder_bind_experts(struct nib_decoder *decoder, struct nib_checkpoint *checkpoint, int64_t layer,
+                                    struct nib_error *err);
 
 // Elements per token of each buffer.
 void nib_decoder_widths(const struct nib_decoder *decoder, int64_t *widths /* [NIB_BUFFER_COUNT] */);

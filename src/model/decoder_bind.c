@@ -6,59 +6,6 @@
 #include "base/error.h"
 #include "model/decoder.h"
 
-const struct nib_decoder_names nib_usual_names = {
-    .embedding = "model.embed_tokens.weight",
-    .norm = "model.norm.weight",
-    .head = "lm_head",
-    .attention_norm = "model.layers.%lld.input_layernorm.weight",
-    .q = "model.layers.%lld.self_attn.q_proj",
-    .k = "model.layers.%lld.self_attn.k_proj",
-    .v = "model.layers.%lld.self_attn.v_proj",
-    .o = "model.layers.%lld.self_attn.o_proj",
-    .q_norm = "model.layers.%lld.self_attn.q_norm.weight",
-    .k_norm = "model.layers.%lld.self_attn.k_norm.weight",
-    .sinks = "model.layers.%lld.self_attn.sinks",
-    .q_a = "model.layers.%lld.self_attn.q_a_proj",
-    .q_a_norm = "model.layers.%lld.self_attn.q_a_layernorm.weight",
-    .q_b = "model.layers.%lld.self_attn.q_b_proj",
-    .kv_a = "model.layers.%lld.self_attn.kv_a_proj_with_mqa",
-    .kv_a_norm = "model.layers.%lld.self_attn.kv_a_layernorm.weight",
-    .kv_b = "model.layers.%lld.self_attn.kv_b_proj",
-    .mlp_norm = "model.layers.%lld.post_attention_layernorm.weight",
-    .gate = "model.layers.%lld.mlp.gate_proj",
-    .up = "model.layers.%lld.mlp.up_proj",
-    .down = "model.layers.%lld.mlp.down_proj",
-    .shared_gate = "model.layers.%lld.mlp.shared_experts.gate_proj",
-    .shared_up = "model.layers.%lld.mlp.shared_experts.up_proj",
-    .shared_down = "model.layers.%lld.mlp.shared_experts.down_proj",
-    .router = "model.layers.%lld.mlp.gate",
-    .correction = "model.layers.%lld.mlp.gate.e_score_correction_bias",
-    .experts = "model.layers.%lld.mlp.experts",
-    .expert_gate = "gate_proj",
-    .expert_up = "up_proj",
-    .expert_down = "down_proj",
-};
-
-// ---- names ----
-
-struct tensor_name {
-    char text[128];
-};
-
-// prefix + pattern with the layer's number + ending.
-static struct tensor_name name_of(const struct nib_decoder *decoder, const char *pattern, int64_t layer,
-                                  const char *ending)
-{
-    struct tensor_name name;
-    const char *number = strstr(pattern, "%lld");
-    if (number)
-        snprintf(name.text, sizeof name.text, "%s%.*s%lld%s%s", decoder->prefix, (int)(number - pattern), pattern,
-                 (long long)layer, number + 4, ending);
-    else
-        snprintf(name.text, sizeof name.text, "%s%s%s", decoder->prefix, pattern, ending);
-    return name;
-}
-
 // ---- the list ----
 
 // A vector (rows = 0) by its whole name, or a linear.
@@ -162,8 +109,8 @@ struct visitor {
     nib_status status; // the first failure; visits after it do nothing
 };
 
-static void visit(struct visitor *v, struct tensor_name name, enum nib_dtype dtype, int rank, int64_t a, int64_t b,
-                  int64_t c, int64_t d)
+static void visit(struct visitor *v, struct nib_tensor_name name, enum nib_dtype dtype, int rank, int64_t a,
+                  int64_t b, int64_t c, int64_t d)
 {
     if (v->status)
         return;
@@ -185,10 +132,10 @@ static void visit_expert(struct visitor *v, const struct nib_decoder *decoder, i
     char ending[64];
     for (int i = 0; i < 3; i++) {
         snprintf(ending, sizeof ending, ".%lld.%s.weight", (long long)expert, parts[i].part);
-        visit(v, name_of(decoder, names->experts, layer, ending), NIB_U8, 2, parts[i].rows, parts[i].cols / 2, 0,
-              0);
+        visit(v, nib_decoder_name(decoder, names->experts, layer, ending), NIB_U8, 2, parts[i].rows,
+              parts[i].cols / 2, 0, 0);
         snprintf(ending, sizeof ending, ".%lld.%s.weight_scale", (long long)expert, parts[i].part);
-        visit(v, name_of(decoder, names->experts, layer, ending), NIB_U8, 2, parts[i].rows,
+        visit(v, nib_decoder_name(decoder, names->experts, layer, ending), NIB_U8, 2, parts[i].rows,
               parts[i].cols / NIB_MX_BLOCK, 0, 0);
     }
 }
@@ -198,12 +145,12 @@ static void visit_gpt_oss_experts(struct visitor *v, const struct nib_decoder *d
     const struct nib_model_shape *shape = &decoder->base.shape;
     const char *n = decoder->names.experts;
     int64_t h = shape->hidden, i = shape->intermediate, e = shape->n_experts;
-    visit(v, name_of(decoder, n, l, ".gate_up_proj_blocks"), NIB_U8, 4, e, 2 * i, h / 32, 16);
-    visit(v, name_of(decoder, n, l, ".gate_up_proj_scales"), NIB_U8, 3, e, 2 * i, h / 32, 0);
-    visit(v, name_of(decoder, n, l, ".gate_up_proj_bias"), NIB_BF16, 2, e, 2 * i, 0, 0);
-    visit(v, name_of(decoder, n, l, ".down_proj_blocks"), NIB_U8, 4, e, h, i / 32, 16);
-    visit(v, name_of(decoder, n, l, ".down_proj_scales"), NIB_U8, 3, e, h, i / 32, 0);
-    visit(v, name_of(decoder, n, l, ".down_proj_bias"), NIB_BF16, 2, e, h, 0, 0);
+    visit(v, nib_decoder_name(decoder, n, l, ".gate_up_proj_blocks"), NIB_U8, 4, e, 2 * i, h / 32, 16);
+    visit(v, nib_decoder_name(decoder, n, l, ".gate_up_proj_scales"), NIB_U8, 3, e, 2 * i, h / 32, 0);
+    visit(v, nib_decoder_name(decoder, n, l, ".gate_up_proj_bias"), NIB_BF16, 2, e, 2 * i, 0, 0);
+    visit(v, nib_decoder_name(decoder, n, l, ".down_proj_blocks"), NIB_U8, 4, e, h, i / 32, 16);
+    visit(v, nib_decoder_name(decoder, n, l, ".down_proj_scales"), NIB_U8, 3, e, h, i / 32, 0);
+    visit(v, nib_decoder_name(decoder, n, l, ".down_proj_bias"), NIB_BF16, 2, e, h, 0, 0);
 }
 
 static void visit_layer(struct visitor *v, const struct nib_decoder *decoder, int64_t l)
@@ -213,17 +160,17 @@ static void visit_layer(struct visitor *v, const struct nib_decoder *decoder, in
     for (int i = 0; i < slots.count; i++) {
         const struct slot *s = &slots.slot[i];
         if (s->vector)
-            visit(v, name_of(decoder, s->pattern, l, ""), NIB_BF16, 1, s->cols, 0, 0, 0);
+            visit(v, nib_decoder_name(decoder, s->pattern, l, ""), NIB_BF16, 1, s->cols, 0, 0, 0);
         else
-            visit(v, name_of(decoder, s->pattern, l, ".weight"), NIB_BF16, 2, s->rows, s->cols, 0, 0);
+            visit(v, nib_decoder_name(decoder, s->pattern, l, ".weight"), NIB_BF16, 2, s->rows, s->cols, 0, 0);
         if (s->bias)
-            visit(v, name_of(decoder, s->pattern, l, ".bias"), NIB_BF16, 1, s->rows, 0, 0, 0);
+            visit(v, nib_decoder_name(decoder, s->pattern, l, ".bias"), NIB_BF16, 1, s->rows, 0, 0, 0);
     }
     if (!decoder->layers[l].sparse)
         return;
-    if (!decoder->names.expert_gate)
+    if (decoder->gpt_oss_experts)
         visit_gpt_oss_experts(v, decoder, l);
-    for (int64_t e = 0; decoder->names.expert_gate && e < decoder->base.shape.n_experts; e++)
+    for (int64_t e = 0; !decoder->gpt_oss_experts && e < decoder->base.shape.n_experts; e++)
         visit_expert(v, decoder, l, e);
 }
 
@@ -235,13 +182,14 @@ nib_status nib_decoder_each_tensor(const struct nib_model *model,
     const struct nib_decoder *decoder = (const struct nib_decoder *)model;
     const struct nib_model_shape *shape = &model->shape;
     struct visitor v = {callback, user, err, NIB_OK};
-    visit(&v, name_of(decoder, decoder->names.embedding, 0, ""), NIB_BF16, 2, shape->vocab, shape->hidden, 0, 0);
+    visit(&v, nib_decoder_name(decoder, decoder->names.embedding, 0, ""), NIB_BF16, 2, shape->vocab, shape->hidden,
+          0, 0);
     for (int64_t l = 0; l < shape->n_layers; l++)
         visit_layer(&v, decoder, l);
-    visit(&v, name_of(decoder, decoder->names.norm, 0, ""), NIB_BF16, 1, shape->hidden, 0, 0, 0);
+    visit(&v, nib_decoder_name(decoder, decoder->names.norm, 0, ""), NIB_BF16, 1, shape->hidden, 0, 0, 0);
     if (!decoder->tied)
-        visit(&v, name_of(decoder, decoder->names.head, 0, ".weight"), NIB_BF16, 2, shape->vocab, shape->hidden, 0,
-              0);
+        visit(&v, nib_decoder_name(decoder, decoder->names.head, 0, ".weight"), NIB_BF16, 2, shape->vocab,
+              shape->hidden, 0, 0);
     return v.status;
 }
 
@@ -255,7 +203,7 @@ struct binder {
 
 static nib_status bind_linear(struct binder *b, int64_t layer, const struct slot *slot)
 {
-    struct tensor_name name = name_of(b->decoder, slot->pattern, layer, "");
+    struct nib_tensor_name name = nib_decoder_name(b->decoder, slot->pattern, layer, "");
     nib_status status = nib_bind_linear(&b->decoder->base, b->checkpoint, name.text, slot->rows, slot->cols,
                                         slot->may_narrow, &slot->linear->weight, &slot->linear->bias, b->err);
     if (!status && slot->bias && !slot->linear->bias.data)
@@ -268,8 +216,9 @@ static nib_status bind_slot(struct binder *b, int64_t layer, const struct slot *
 {
     if (slot->linear)
         return bind_linear(b, layer, slot);
-    return nib_bind_tensor(&b->decoder->base, b->checkpoint, name_of(b->decoder, slot->pattern, layer, "").text, 1,
-                           slot->cols, false, slot->vector, b->err);
+    return nib_bind_tensor(&b->decoder->base, b->checkpoint,
+                           nib_decoder_name(b->decoder, slot->pattern, layer, "").text, 1, slot->cols, false,
+                           slot->vector, b->err);
 }
 
 // `rows` rows (or elements of a vector) of a bound weight, from `first` on.
@@ -327,34 +276,13 @@ static void set_projections(const struct nib_decoder *decoder, struct nib_decode
         };
 }
 
-static nib_status bind_experts(struct binder *b, int64_t l, struct nib_decoder_layer *layer)
-{
-    struct nib_decoder *decoder = b->decoder;
-    const struct nib_model_shape *shape = &decoder->base.shape;
-    struct tensor_name prefix = name_of(decoder, decoder->names.experts, l, "");
-    nib_status status =
-        nib_checkpoint_experts(b->checkpoint, prefix.text, decoder->interleaved, &layer->experts, b->err);
-    if (status)
-        return status;
-    const struct nib_moe_weights *w = &layer->experts.weights;
-    if (w->hidden != shape->hidden || w->intermediate != shape->intermediate || w->n_experts != shape->n_experts)
-        return nib_fail(
-            b->err, NIB_ERR_FORMAT,
-            "%s: %s holds %lld experts of hidden %lld, intermediate %lld; the config asks for %lld, %lld, %lld",
-            nib_checkpoint_path(b->checkpoint), prefix.text, (long long)w->n_experts, (long long)w->hidden,
-            (long long)w->intermediate, (long long)shape->n_experts, (long long)shape->hidden,
-            (long long)shape->intermediate);
-    struct nib_moe_config config = {.activation = decoder->activation};
-    return decoder->base.ops->bind_moe(decoder->base.device, w, &config, shape->top_k, &layer->moe, b->err);
-}
-
 static nib_status bind_layer(struct binder *b, int64_t l)
 {
     struct nib_decoder *decoder = b->decoder;
     struct nib_decoder_layer *layer = &decoder->layers[l];
     const char *qkv = decoder->names.qkv;
     bool fused = qkv && !layer->attention->kv_lora &&
-                 nib_checkpoint_peek(b->checkpoint, name_of(decoder, qkv, l, ".weight").text);
+                 nib_checkpoint_peek(b->checkpoint, nib_decoder_name(decoder, qkv, l, ".weight").text);
     nib_status status = fused ? bind_fused(b, l, layer) : NIB_OK;
     struct slots slots;
     list_layer(decoder, layer, fused, &slots);
@@ -362,7 +290,9 @@ static nib_status bind_layer(struct binder *b, int64_t l)
         status = bind_slot(b, l, &slots.slot[i]);
     if (!status)
         set_projections(decoder, layer);
-    return status || !layer->sparse ? status : bind_experts(b, l, layer);
+    if (status || !layer->sparse)
+        return status;
+    return nib_decoder_bind_experts(decoder, b->checkpoint, l, b->err);
 }
 
 static nib_status alloc_buffers(struct nib_decoder *decoder, int64_t max_tokens, int64_t max_outputs,
@@ -383,18 +313,6 @@ static nib_status alloc_buffers(struct nib_decoder *decoder, int64_t max_tokens,
                   : base->ops->alloc_routes(base->device, max_tokens, base->shape.top_k, &decoder->routes, err);
 }
 
-static uint64_t weight_bytes(const struct nib_weight *weight)
-{
-    if (!weight->data)
-        return 0;
-    uint64_t scales = 0;
-    if (weight->scales)
-        scales = (uint64_t)((weight->rows + weight->block_rows - 1) / weight->block_rows *
-                            ((weight->cols + weight->block_cols - 1) / weight->block_cols)) *
-                 sizeof(float);
-    return (uint64_t)(weight->rows * weight->cols) * nib_dtype_size(weight->dtype) + scales;
-}
-
 // What a text engine has no use for: the towers of multimodal releases, and layers that predict tokens further on.
 static void skip_aside(const struct nib_decoder *decoder, struct nib_checkpoint *checkpoint)
 {
@@ -404,15 +322,16 @@ static void skip_aside(const struct nib_decoder *decoder, struct nib_checkpoint 
     for (size_t i = 0; i < sizeof aside / sizeof *aside; i++)
         nib_checkpoint_skip(checkpoint, aside[i]);
     for (int64_t l = 0; l < FURTHER_LAYERS; l++)
-        nib_checkpoint_skip(checkpoint,
-                            name_of(decoder, "model.layers.%lld", decoder->base.shape.n_layers + l, ".").text);
+        nib_checkpoint_skip(
+            checkpoint,
+            nib_decoder_name(decoder, "model.layers.%lld", decoder->base.shape.n_layers + l, ".").text);
 }
 
 static void find_prefix(struct nib_decoder *decoder, const struct nib_checkpoint *checkpoint)
 {
     static const char text_tower[] = "language_model.";
     decoder->prefix = text_tower;
-    if (!nib_checkpoint_peek(checkpoint, name_of(decoder, decoder->names.embedding, 0, "").text))
+    if (!nib_checkpoint_peek(checkpoint, nib_decoder_name(decoder, decoder->names.embedding, 0, "").text))
         decoder->prefix = "";
 }
 
@@ -427,12 +346,12 @@ nib_status nib_decoder_bind(struct nib_model *base, struct nib_checkpoint *check
     skip_aside(decoder, checkpoint);
     nib_status status = alloc_buffers(decoder, max_tokens, max_outputs, err);
     if (!status)
-        status = nib_bind_tensor(base, checkpoint, name_of(decoder, decoder->names.embedding, 0, "").text,
+        status = nib_bind_tensor(base, checkpoint, nib_decoder_name(decoder, decoder->names.embedding, 0, "").text,
                                  shape->vocab, shape->hidden, false, &decoder->embedding, err);
     for (int64_t l = 0; !status && l < shape->n_layers; l++)
         status = bind_layer(&b, l);
     if (!status)
-        status = nib_bind_tensor(base, checkpoint, name_of(decoder, decoder->names.norm, 0, "").text, 1,
+        status = nib_bind_tensor(base, checkpoint, nib_decoder_name(decoder, decoder->names.norm, 0, "").text, 1,
                                  shape->hidden, false, &decoder->norm, err);
     if (!status && !decoder->tied)
         status = bind_linear(&b, 0,
@@ -442,7 +361,7 @@ nib_status nib_decoder_bind(struct nib_model *base, struct nib_checkpoint *check
                                             .linear = &head,
                                             .may_narrow = true});
     decoder->head = decoder->tied ? decoder->embedding : head.weight;
-    base->head_bytes = weight_bytes(&decoder->head) + weight_bytes(&decoder->norm) +
+    base->head_bytes = nib_weight_bytes(&decoder->head) + nib_weight_bytes(&decoder->norm) +
                        (uint64_t)shape->hidden * nib_dtype_size(decoder->embedding.dtype);
     return status;
 }
@@ -473,18 +392,19 @@ void nib_decoder_describe_layer(const struct nib_model *base, int64_t l, struct 
     list_layer(decoder, layer, true, &slots);
     for (int i = 0; i < slots.count; i++) {
         const struct slot *s = &slots.slot[i];
-        summary->dense_bytes += s->vector ? weight_bytes(s->vector)
-                                          : weight_bytes(&s->linear->weight) + weight_bytes(&s->linear->bias);
+        summary->dense_bytes += s->vector
+                                    ? nib_weight_bytes(s->vector)
+                                    : nib_weight_bytes(&s->linear->weight) + nib_weight_bytes(&s->linear->bias);
     }
     for (int64_t i = 0; !layer->attention->kv_lora && i < 3 * layer->n_shards; i++)
-        summary->dense_bytes += weight_bytes(&layer->qkv[i].weight) + weight_bytes(&layer->qkv[i].bias);
+        summary->dense_bytes += nib_weight_bytes(&layer->qkv[i].weight) + nib_weight_bytes(&layer->qkv[i].bias);
     if (layer->qkv[0].weight.data)
         summary->linear_kernel =
             base->ops->linear_kernel(base->device, &layer->qkv[0].weight, &summary->linear_reason);
     if (!layer->moe)
         return;
-    summary->expert_layout = nib_expert_layout_name(layer->experts.layout);
-    summary->expert_bytes = layer->experts.bytes;
+    summary->expert_layout = layer->expert_form;
+    summary->expert_bytes = layer->expert_bytes;
     summary->moe_kernel = base->ops->moe_kernel(layer->moe, &summary->moe_reason);
 }
 
@@ -495,6 +415,7 @@ void nib_decoder_free(struct nib_model *base)
     for (int64_t l = 0; l < n_layers; l++) {
         if (base->ops)
             base->ops->free_moe(base->device, decoder->layers[l].moe);
+        free(decoder->layers[l].dense_experts);
         free(decoder->layers[l].qkv);
         free(decoder->layers[l].projections);
     }

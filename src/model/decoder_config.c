@@ -240,7 +240,7 @@ nib_status nib_decoder_finish(struct nib_decoder *decoder, const struct nib_conf
     if (status || (status = plan_shards(decoder, err)))
         return status;
     shape->narrowed_bytes = decoder->tied ? 0 : nib_narrowed_bytes(shape->vocab, shape->hidden);
-    shape->max_linear_width = shape->hidden;
+    shape->max_linear_width = larger(shape->hidden, shape->intermediate); // of dense experts
     for (int64_t l = 0; l < shape->n_layers; l++) {
         const struct nib_decoder_layer *layer = &decoder->layers[l];
         const struct nib_attention *a = layer->attention;

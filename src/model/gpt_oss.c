@@ -19,6 +19,9 @@ static const struct nib_decoder_names openai = {
     .mlp_norm = "block.%lld.mlp.norm.scale",
     .router = "block.%lld.mlp.gate",
     .experts = "block.%lld.mlp",
+    .expert_gate = "gate_proj",
+    .expert_up = "up_proj",
+    .expert_down = "down_proj",
 };
 
 static bool slides_if_even(int64_t layer)
@@ -41,7 +44,7 @@ static nib_status read_options(const struct nib_config *config, struct nib_decod
         (struct nib_activation){.kind = NIB_ACT_SWIGLU_OAI, .alpha = 1.702f, .limit = (float)limit};
     model->router.kind = NIB_ROUTER_TOPK_SOFTMAX;
     model->router_bias = true;
-    model->interleaved = true;
+    model->gpt_oss_experts = true;
     full->o_bias = full->bias;
     full->sinks = true;
     *sliding = *full;
@@ -70,7 +73,6 @@ static nib_status gpt_oss_create(const struct nib_config *config, struct nib_mod
     if (status)
         return status;
     model->names.router = "model.layers.%lld.mlp.router";
-    model->names.expert_gate = NULL;
     if ((status = nib_decoder_read_experts(model, config, "intermediate_size", err)) ||
         (status = read_options(config, model, err)) || (status = read_rope(config, model, err)) ||
         (status = nib_decoder_read_layer_types(model, config, slides_if_even, err)) ||

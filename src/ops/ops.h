@@ -50,6 +50,12 @@ struct nib_weight {
     int64_t block_rows, block_cols, first_row;
 };
 
+// One expert of matrices that are not MXFP4, bound one by one.
+struct nib_dense_expert {
+    struct nib_weight gate, up, down;                /* [intermediate, hidden] twice, [hidden, intermediate] */
+    struct nib_weight gate_bias, up_bias, down_bias; // data = NULL: none
+};
+
 // Activations on a device: [rows, width], row-major, element type of the device's choosing (fp32 on ref and cpu).
 struct nib_buffer {
     void *data;
@@ -169,6 +175,11 @@ struct nib_ops {
     nib_status (*bind_moe)(struct nib_device *device, const struct nib_moe_weights *weights,
                            const struct nib_moe_config *config, int64_t top_k, struct nib_moe **moe,
                            struct nib_error *err);
+    // The same of experts that are not MXFP4, all of one size; the array must outlive the layer.
+    nib_status (*bind_dense_moe)(struct nib_device *device,
+                                 const struct nib_dense_expert *experts, /* [n_experts] */
+                                 int64_t n_experts, const struct nib_activation *activation, struct nib_moe **moe,
+                                 struct nib_error *err);
     void (*free_moe)(struct nib_device *device, struct nib_moe *moe);
     // The kernel that a bound MoE layer, or a linear of this weight, will run, and why (static or as old as the device).
     const char *(*moe_kernel)(const struct nib_moe *moe, const char **reason);

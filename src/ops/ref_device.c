@@ -52,6 +52,16 @@ static nib_status ref_bind(struct nib_device *device, const struct nib_weight_vi
     return NIB_OK;
 }
 
+static nib_status grow_moe_scratch(struct nib_device *device, size_t bytes, struct nib_error *err)
+{
+    if (bytes <= device->moe_scratch_bytes)
+        return NIB_OK;
+    free(device->moe_scratch);
+    device->moe_scratch = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+    device->moe_scratch_bytes = device->moe_scratch ? bytes : 0;
+    return device->moe_scratch ? NIB_OK : nib_fail_memory(err, bytes, "MoE scratch");
+}
+
 static nib_status ref_bind_moe(struct nib_device *device, const struct nib_moe_weights *weights,
                                const struct nib_moe_config *config, int64_t top_k, struct nib_moe **moe,
                                struct nib_error *err)
@@ -66,20 +76,37 @@ static nib_status ref_bind_moe(struct nib_device *device, const struct nib_moe_w
         free(bound);
         return status;
     }
-    size_t bytes = nib_moe_scratch_bytes(bound->plan, device->options.max_tokens, top_k, device->options.threads);
-    if (bytes > device->moe_scratch_bytes) {
-        free(device->moe_scratch);
-        device->moe_scratch = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
-        device->moe_scratch_bytes = device->moe_scratch ? bytes : 0;
-        if (!device->moe_scratch) {
-            nib_moe_plan_free(bound->plan);
-            free(bound);
-            return nib_fail_memory(err, bytes, "MoE scratch");
-        }
+    status = grow_moe_scratch(
+        device, nib_moe_scratch_bytes(bound->plan, device->options.max_tokens, top_k, device->options.threads),
+        err);
+    if (status) {
+        nib_moe_plan_free(bound->plan);
+        free(bound);
+        return status;
     }
     bound->expert_bytes = nib_expert_bytes(weights);
     bound->first_expert = config->first_expert;
     bound->n_experts = weights->n_experts;
+    *moe = bound;
+    return NIB_OK;
+}
+
+static nib_status ref_bind_dense_moe(struct nib_device *device, const struct nib_dense_expert *experts,
+                                     int64_t n_experts, const struct nib_activation *activation,
+                                     struct nib_moe **moe, struct nib_error *err)
+{
+    struct nib_moe *bound = calloc(1, sizeof *bound);
+    if (!bound)
+        return nib_fail_memory(err, sizeof *bound, "a MoE layer");
+    nib_status status = nib_dense_moe_create(experts, n_experts, activation, &bound->dense, err);
+    if (!status)
+        status =
+            grow_moe_scratch(device, nib_dense_moe_scratch_bytes(bound->dense, device->options.max_tokens), err);
+    if (status) {
+        nib_dense_moe_free(bound->dense);
+        free(bound);
+        return status;
+    }
     *moe = bound;
     return NIB_OK;
 }
@@ -90,11 +117,16 @@ static void ref_free_moe(struct nib_device *device, struct nib_moe *moe)
     if (!moe)
         return;
     nib_moe_plan_free(moe->plan);
+    nib_dense_moe_free(moe->dense);
     free(moe);
 }
 
 static const char *ref_moe_kernel(const struct nib_moe *moe, const char **reason)
 {
+    if (moe->dense) {
+        *reason = "experts that are not MXFP4: one after the other, by the kernel of dense matrices";
+        return "linear";
+    }
     *reason = nib_moe_plan_reason(moe->plan);
     return nib_moe_plan_kernel(moe->plan);
 }
@@ -227,6 +259,7 @@ static const struct nib_ops ref_ops = {
     .scratch_bytes = ref_scratch_bytes,
     .bind = ref_bind,
     .bind_moe = ref_bind_moe,
+    .bind_dense_moe = ref_bind_dense_moe,
     .free_moe = ref_free_moe,
     .moe_kernel = ref_moe_kernel,
     .linear_kernel = ref_linear_kernel,

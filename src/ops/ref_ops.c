@@ -257,6 +257,13 @@ void ref_route(struct nib_device *device, struct nib_routes routes, struct nib_b
 void ref_moe(struct nib_device *device, struct nib_buffer y, struct nib_buffer x, struct nib_routes routes,
              const struct nib_moe *moe)
 {
+    if (moe->dense) {
+        device->expert_bytes_read +=
+            nib_dense_moe_run(moe->dense, &(struct nib_dense_moe_call){device, ref_linear, device->step->n_tokens,
+                                                                       device->options.max_tokens, y, x, routes,
+                                                                       device->moe_scratch});
+        return;
+    }
     struct nib_moe_call call = {
         .tokens = device->step->n_tokens,
         .top_k = routes.top_k,
