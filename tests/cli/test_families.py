@@ -55,17 +55,17 @@ class Fixtures(support.Test):
                     self.succeeds(run("convert", folder_of(family), target, "--to", form))
                     self.succeeds(run("check", target, expected(family), *EXACT))
 
-
     def test_chunks_and_threads_do_not_matter_to_fp8_experts(self):
         target = os.path.join(SCRATCH, "fp8-experts")
         os.makedirs(SCRATCH, exist_ok=True)
         shutil.rmtree(target, ignore_errors=True)
         self.succeeds(run("convert", folder_of("kimi_k2"), target, "--to", "fp8-channel"))
         ways = (("--threads", "1"), ("--threads", "2", "--chunk", "7"), ("--threads", "2", "--chunk", "1"))
-        whole, *others = (self.json_of(run("check", target, expected("kimi_k2"), "--json", "--backend", "cpu", *way))
-                          for way in ways)
-        for other in others:
-            self.assertEqual(whole, other)
+        for precision in ("fast", "exact"):
+            whole, *others = (self.json_of(run("check", target, expected("kimi_k2"), "--json", "--backend", "cpu",
+                                               "--precision", precision, *way)) for way in ways)
+            for other in others:
+                self.assertEqual(whole, other)
 
 
 class Checkpoint:
