@@ -35,6 +35,13 @@ asan: | packages ## All tests under AddressSanitizer and UndefinedBehaviorSaniti
 	ninja -C build-asan -j $(JOBS)
 	ctest --test-dir build-asan --output-on-failure -j $(JOBS)
 
+tsan: | packages ## The threaded MoE path under ThreadSanitizer; archer tells it what OpenMP orders
+	CC=clang cmake -G Ninja -B build-tsan -DNIB_SANITIZE=thread
+	ninja -C build-tsan -j $(JOBS) test_moe test_moe_vectors
+	for test in test_moe test_moe_vectors; do \
+	  OMP_TOOL_LIBRARIES=$$(ls /usr/lib/llvm-*/lib/libarcher.so | tail -1) \
+	  TSAN_OPTIONS=ignore_noninstrumented_modules=1 build-tsan/tests/$$test || exit 1; done
+
 fuzz: | packages ## Build the libFuzzer targets into build-fuzz/tests/
 	CC=clang cmake -G Ninja -B build-fuzz -DNIB_FUZZ=ON -DNIB_SANITIZE=address,undefined
 	ninja -C build-fuzz -j $(JOBS)
