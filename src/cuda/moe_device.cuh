@@ -1,0 +1,65 @@
+// What the host hands the MoE kernels: one struct, passed by value.
+#ifndef NIB_CUDA_MOE_DEVICE_CUH
+#define NIB_CUDA_MOE_DEVICE_CUH
+
+#include <cstdint>
+
+#include "nibble/moe.h"
+
+// How a tile's scale bytes reach shared memory.
+enum nib_moe_scale_copy {
+    NIB_MOE_SCALES_BY_ROW,    // a bulk copy a row, padded: unpadded rows would meet in one bank
+    NIB_MOE_SCALES_BY_REGION, // one or two bulk copies a tile: its rows lie together
+    NIB_MOE_SCALES_BY_BYTE,   // plain loads: anything else
+};
+
+// One of the two products, W13 x and W2 h: how its rows are cut into tiles. A tile is 16 * row_groups rows over all
+// columns; each row group of 16 rows is shared by k_slices warps, so that the order of a sum depends on the shape alone.
+struct nib_moe_product {
+    int columns, rows; // columns of a row; rows in units of the output (I pairs for W13, K for W2)
+    int blocks;        // columns / 32
+    int pairs;         // ceil(blocks / 2): what a warp takes at a time
+    int k_slices, row_groups;
+    int tile_rows;  // output rows of a tile: 8 * row_groups pairs for W13, 16 * row_groups for W2
+    int tiles;      // ceil(rows / tile_rows)
+    int row_stride; // bytes between rows in shared memory: an odd number of 16-byte units, so no bank conflicts
+    int scale_stride;
+    int scale_offset; // of the tile's scales in a stage
+    nib_moe_scale_copy scale_copy;
+    bool interleaved; // scales of gate and up rows alternate in one region
+};
+
+// The expert table, or the first expert and the step from each to the next where all are alike.
+struct nib_moe_table {
+    const nib_expert *experts; /* [E], on the device */
+    nib_expert first;
+    int64_t step[9];
+    bool affine;
+};
+
+struct nib_moe_args {
+    nib_moe_product product[2];
+    nib_moe_table table;
+    const uint8_t *exact; /* [E] bit 0: W13, bit 1: W2 hold scales outside the fast path's range */
+    int64_t gate_up_row_stride;
+    nib_activation activation;
+    bool bias_bf16, has_bias;
+    int n_experts, first_expert;
+
+    int tokens, top_k, routes;
+    const uint16_t *x;            /* [T, K] bf16 */
+    const int32_t *expert_ids;    /* [T, k] */
+    const float *routing_weights; /* [T, k] */
+    void *y;                      /* [T, K] or null */
+    bool y_bf16, y_per_route;     // y_per_route: `out` is the caller's, and its foreign routes are to be zeroed
+    float *out;                   /* [T, k, K] before the routing weight */
+    uint16_t *h;                  /* [T, k, I] bf16; then, where h_rest is not 0, what their rounding took away */
+    int64_t h_rest;               // elements from h to the rest: kept for small I, where the rounding would show
+    unsigned *h_done;             /* [groups] W13 tiles finished; zero between calls */
+    unsigned *grid_barrier;
+
+    int stages, stage_bytes;
+    int ring_bytes, partial_offset, routing_offset; // in shared memory
+};
+
+#endif

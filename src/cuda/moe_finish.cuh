@@ -1,0 +1,179 @@
+// The finishing warps of a decode block: partial sums to h and to the routes' outputs; and the sum over routes.
+#ifndef NIB_CUDA_MOE_FINISH_CUH
+#define NIB_CUDA_MOE_FINISH_CUH
+
+#include <cuda_bf16.h>
+
+#include "cuda/moe_activation.cuh"
+#include "cuda/moe_block.cuh"
+#include "cuda/pipeline.cuh"
+
+__device__ __forceinline__ float bias_at(const nib_moe_args &args, const void *bias, int64_t i)
+{
+    if (!args.has_bias)
+        return 0;
+    return args.bias_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16 *>(bias)[i])
+                          : static_cast<const float *>(bias)[i];
+}
+
+// y from the routes of each token, in their order. All blocks share the work.
+__device__ inline void sum_routes(const nib_moe_args &args, const block_state &block, int warp, int lane)
+{
+    int rows = args.product[1].rows, quads = rows / 4;
+    int64_t all = static_cast<int64_t>(args.tokens) * quads;
+    int64_t stride = static_cast<int64_t>(gridDim.x) * (NIB_MOE_DECODE_THREADS);
+    for (int64_t i = (static_cast<int64_t>(warp) * gridDim.x + blockIdx.x) * 32 + lane; i < all; i += stride) {
+        int token = static_cast<int>(i / quads), column = static_cast<int>(i % quads) * 4;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+        for (int j = 0; j < args.top_k; j++) {
+            int route = token * args.top_k + j;
+            float4 *out = reinterpret_cast<float4 *>(args.out + static_cast<int64_t>(route) * rows + column);
+            if (block.routes.rank[route] == ~0u) {
+                if (args.y_per_route)
+                    *out = make_float4(0, 0, 0, 0);
+                continue;
+            }
+            float weight = args.routing_weights[route];
+            float4 value = __ldcg(out);
+            sum.x += weight * value.x;
+            sum.y += weight * value.y;
+            sum.z += weight * value.z;
+            sum.w += weight * value.w;
+        }
+        int64_t at = static_cast<int64_t>(token) * rows + column;
+        if (args.y && args.y_bf16) {
+            __nv_bfloat162 low = __floats2bfloat162_rn(sum.x, sum.y), high = __floats2bfloat162_rn(sum.z, sum.w);
+            uint2 pair = {reinterpret_cast<uint32_t &>(low), reinterpret_cast<uint32_t &>(high)};
+            *reinterpret_cast<uint2 *>(static_cast<uint16_t *>(args.y) + at) = pair;
+        } else if (args.y) {
+            *reinterpret_cast<float4 *>(static_cast<float *>(args.y) + at) = sum;
+        }
+    }
+}
+
+// Biases of rows g and g + 8 of a group of 16 rows (of W13: of gate and up row g), loaded before they are needed.
+__device__ __forceinline__ float2 load_biases(const nib_moe_args &args, int which, const nib_expert &e, int row)
+{
+    if (!args.has_bias || row >= args.product[which].rows)
+        return make_float2(0, 0);
+    int64_t at = which == 0 ? row * args.gate_up_row_stride : row;
+    return which == 0 ? make_float2(bias_at(args, e.gate_bias, at), bias_at(args, e.up_bias, at))
+                      : make_float2(bias_at(args, e.down_bias, at), bias_at(args, e.down_bias, at + 8));
+}
+
+__device__ __forceinline__ int finish_row(const nib_moe_product &p, int which, int tile, int row_group, int lane)
+{
+    return tile * p.tile_rows + row_group * (which == 0 ? 8 : 16) + lane / 4;
+}
+
+// Lane (g, c) holds rows g and g + 8: of the group's routes 2c and 2c + 1, or of one route where routes take several
+// columns each.
+__device__ __forceinline__ void finish_rows(const nib_moe_args &args, const block_state &block, int which,
+                                            const route_group &group, int row, const float4 &sum,
+                                            const float2 &bias, int lane)
+{
+    const nib_moe_product &p = args.product[which];
+    int spread = spread_of(group), c = lane % 4;
+    int first = c * 2 / spread, count = spread == 1 ? 2 : spread == 2 || c % 2 == 0 ? 1 : 0;
+    if (row >= p.rows)
+        return;
+#pragma unroll 1
+    for (int i = 0; i < count && first + i < group.count; i++) {
+        int64_t route = block.routes.slots[group.first + first + i];
+        float a = (i ? sum.y : sum.x) + bias.x, b = (i ? sum.w : sum.z) + bias.y;
+        if (which == 0) {
+            float value = activate(args.activation, a, b);
+            __nv_bfloat16 h = __float2bfloat16_rn(value);
+            args.h[route * p.rows + row] = reinterpret_cast<uint16_t &>(h);
+            if (args.h_rest) {
+                float lost =
+                    value - __bfloat162float(h); // of an infinity nothing is lost, and inf - inf is no number
+                __nv_bfloat16 rest = __float2bfloat16_rn(isfinite(lost) ? lost : 0);
+                args.h[args.h_rest + route * p.rows + row] = reinterpret_cast<uint16_t &>(rest);
+            }
+        } else {
+            args.out[route * p.rows + row] = a;
+            args.out[route * p.rows + row + 8] = b;
+        }
+    }
+}
+
+__device__ __forceinline__ float4 sum_partials(uint32_t partial, int count)
+{
+    float4 sum = load_shared_f4(partial);
+#pragma unroll 4
+    for (int i = 1; i < count; i++) {
+        float4 part = load_shared_f4(partial + i * 512);
+        sum.x += part.x;
+        sum.y += part.y;
+        sum.z += part.z;
+        sum.w += part.w;
+    }
+    return sum;
+}
+
+__device__ __forceinline__ void finish_tile(const nib_moe_args &args, const block_state &block, int which,
+                                            const route_group &group, const nib_expert &expert, int tile, int warp,
+                                            uint32_t phase, int lane)
+{
+    const nib_moe_product &p = args.product[which];
+    float2 ahead = load_biases(args, which, expert, finish_row(p, which, tile, 0, lane));
+    barrier_wait(block.partial_full + 8 * warp, phase);
+#pragma unroll 1
+    for (int i = 0; i < p.row_groups; i++) {
+        int row = finish_row(p, which, tile, i, lane);
+        float2 bias = ahead;
+        if (i + 1 < p.row_groups)
+            ahead = load_biases(args, which, expert, finish_row(p, which, tile, i + 1, lane));
+        float4 sum =
+            sum_partials(block.partials + ((warp * multiply_warps + i * p.k_slices) * 32 + lane) * 16, p.k_slices);
+        if (i == p.row_groups - 1) {
+            __syncwarp();
+            if (lane == 0)
+                barrier_arrive(block.partial_empty + 8 * warp);
+        }
+        finish_rows(args, block, which, group, row, sum, bias, lane);
+    }
+}
+
+// Tells every block that this warp has stored h for `tiles` more tiles of the group.
+__device__ __forceinline__ void signal_group(const nib_moe_args &args, int group, int tiles, int lane)
+{
+    __syncwarp();
+    if (lane == 0)
+        add_release(args.h_done + group, tiles);
+}
+
+__device__ inline void finish(const nib_moe_args &args, const block_state &block, int warp, int lane)
+{
+    int turn = 0, phase = 0; // tile i of the block is finished by warp i % finish_warps
+    for (int which = 0; which < 2; which++) {
+        const nib_moe_product &p = args.product[which];
+        share mine = block.shares[which];
+        int current = -1, done = 0;
+        nib_expert expert;
+        for (int item = mine.begin; item < mine.end; item++) {
+            bool own = turn == warp;
+            turn = turn + 1 == finish_warps ? 0 : turn + 1;
+            if (!own)
+                continue;
+            int group = item / p.tiles, tile = item % p.tiles;
+            route_group g = block.routes.groups[group];
+            if (group != current) {
+                if (which == 0 && done)
+                    signal_group(args, current, done, lane);
+                current = group;
+                done = 0;
+                expert = expert_at(args.table, g.expert);
+            }
+            finish_tile(args, block, which, g, expert, tile, warp, phase, lane);
+            phase ^= 1;
+            done++;
+        }
+        if (which == 0 && done)
+            signal_group(args, current, done, lane);
+    }
+}
+
+#endif

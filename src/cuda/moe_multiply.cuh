@@ -1,0 +1,352 @@
+// The multiplying warps of a decode block: packed tiles times activations on the tensor cores.
+#ifndef NIB_CUDA_MOE_MULTIPLY_CUH
+#define NIB_CUDA_MOE_MULTIPLY_CUH
+
+#include <cuda_bf16.h>
+
+#include "cuda/moe_block.cuh"
+#include "cuda/mx_decode.cuh"
+#include "cuda/pipeline.cuh"
+
+// A decoded weight is value * 2^-126 and a prepared activation x * 2^64, so that their products stay normal and sums come
+// out 2^-62 times the true ones. Good for scales 96 <= s <= 254 and |x| < 2^62; the slow path takes the rest.
+constexpr uint32_t activation_factor = 0x5f805f80u; // 2^64 twice, in bf16
+constexpr float activation_limit = 0x1p126f;
+constexpr float partial_factor = 0x1p62f;
+constexpr uint32_t exact_factor = 0x7e807e80u; // 2^126 twice
+
+// One warp's part of a tile.
+struct slice {
+    int first_pair, pairs; // of 64 columns each
+    uint32_t rows;         // offset in a stage of this lane's ldmatrix row
+    uint32_t scales[2];    // and of the scales of rows g and g + 8
+};
+
+__device__ __forceinline__ slice slice_of(const nib_moe_product &p, int which, int warp, int lane)
+{
+    slice s;
+    int row_group = warp / p.k_slices, part = warp % p.k_slices;
+    s.first_pair = p.pairs * part / p.k_slices;
+    s.pairs = p.pairs * (part + 1) / p.k_slices - s.first_pair;
+    s.rows = (row_group * 16 + lane % 16) * p.row_stride + (lane / 16) * 16 + s.first_pair * 32;
+    for (int half = 0; half < 2; half++)
+        s.scales[half] = p.scale_offset + s.first_pair * 2 +
+                         scale_row(p, which, row_group * 16 + lane / 4 + half * 8) * p.scale_stride;
+    return s;
+}
+
+// The activation row of this lane's column, or null.
+__device__ __forceinline__ const uint16_t *activation_row(const nib_moe_args &args, const block_state &block,
+                                                          int which, const route_group &group, int spread,
+                                                          int lane)
+{
+    int member = lane / 4 / spread;
+    if (member >= group.count)
+        return nullptr;
+    int route = block.routes.slots[group.first + member];
+    return which == 0 ? args.x + static_cast<int64_t>(route / args.top_k) * args.product[0].columns
+                      : args.h + static_cast<int64_t>(route) * args.product[1].columns;
+}
+
+__device__ __forceinline__ uint4 load_activations(const uint16_t *row, int block, int blocks, int lane)
+{
+    if (!row || block >= blocks)
+        return make_uint4(0, 0, 0, 0);
+    return __ldcg(reinterpret_cast<const uint4 *>(row + block * 32 + lane % 4 * 8));
+}
+
+__device__ __forceinline__ __nv_bfloat162 as_bf16x2(uint32_t bits)
+{
+    return reinterpret_cast<const __nv_bfloat162 &>(bits);
+}
+
+// This warp's columns of the group's activations, prepared for the fast path, into registers. False: they do not fit it.
+template <int P>
+__device__ __forceinline__ bool prepare_activations(uint32_t (&b)[P * 2][4], const uint16_t *row, const slice &s,
+                                                    int spread, int blocks, int lane)
+{
+    uint4 raw[P * 2];
+#pragma unroll
+    for (int i = 0; i < P * 2; i++)
+        raw[i] = i / 2 < s.pairs && ((i ^ lane / 4) & (spread - 1)) == 0
+                     ? load_activations(row, s.first_pair * 2 + i, blocks, lane)
+                     : make_uint4(0, 0, 0, 0);
+    __nv_bfloat162 largest = __float2bfloat162_rn(0);
+#pragma unroll
+    for (int i = 0; i < P * 2; i++) {
+        permute_activations(raw[i], b[i]);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            b[i][j] = mul_bf16x2(b[i][j], activation_factor);
+            largest = __hmax2_nan(largest, __habs2(as_bf16x2(b[i][j])));
+        }
+    }
+    float2 limit = __bfloat1622float2(largest);
+    return !__any_sync(~0u, !(limit.x < activation_limit && limit.y < activation_limit));
+}
+
+// 2^(s - 127) for the low and the high byte of two scales.
+__device__ __forceinline__ void prepare_scales(uint32_t two, float (&factor)[2])
+{
+    factor[0] = __uint_as_float((two & 0xffu) << 23);
+    factor[1] = __uint_as_float((two & 0xff00u) << 15);
+}
+
+__device__ __forceinline__ void accumulate(float (&sum)[4], const float (&product)[4], float a, float b, float c,
+                                           float d)
+{
+    sum[0] += product[0] * a;
+    sum[1] += product[1] * b;
+    sum[2] += product[2] * c;
+    sum[3] += product[3] * d;
+}
+
+// Adds a block's product to `product`: 16 rows by 8 columns.
+__device__ __forceinline__ void multiply_block(float (&product)[4], uint32_t upper_rows, uint32_t lower_rows,
+                                               const uint32_t (&x)[4])
+{
+    uint32_t top[4], bottom[4];
+    decode_nibbles(upper_rows, top);
+    decode_nibbles(lower_rows, bottom);
+    mma_bf16(product, top[0], bottom[0], top[1], bottom[1], x[0], x[1], product);
+    mma_bf16(product, top[2], bottom[2], top[3], bottom[3], x[2], x[3], product);
+}
+
+// The four classes' sums of lane (g, c), in one order for every spread, to what finish_rows expects.
+template <int spread> __device__ __forceinline__ float4 sum_classes(const float (&sum)[4 / spread][4])
+{
+    if constexpr (spread == 4) {
+        float upper = sum[0][0] + sum[0][1],
+              lower = sum[0][2] + sum[0][3]; // classes 0, 1 of even lanes, 2, 3 of odd
+        return make_float4(upper + __shfl_xor_sync(~0u, upper, 1), 0, lower + __shfl_xor_sync(~0u, lower, 1), 0);
+    } else if constexpr (spread == 2) {
+        return make_float4((sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]), 0,
+                           (sum[0][2] + sum[0][3]) + (sum[1][2] + sum[1][3]), 0);
+    } else {
+        float4 all;
+        all.x = (sum[0][0] + sum[1][0]) + (sum[2][0] + sum[3][0]);
+        all.y = (sum[0][1] + sum[1][1]) + (sum[2][1] + sum[3][1]);
+        all.z = (sum[0][2] + sum[1][2]) + (sum[2][2] + sum[3][2]);
+        all.w = (sum[0][3] + sum[1][3]) + (sum[2][3] + sum[3][3]);
+        return all;
+    }
+}
+
+template <int P, int spread>
+__device__ __forceinline__ float4 multiply_tile(const uint32_t (&b)[P * 2][4], const slice &s, uint32_t stage,
+                                                int lane)
+{
+    float sum[4 / spread][4] = {};
+    float product[4] = {};
+    int pair_offset = spread == 4 ? lane % 2 * 2 : 0; // the scales that this lane's columns need
+    uint32_t rows = stage + s.rows, low = stage + s.scales[0], high = stage + s.scales[1];
+    float low_factor[2], high_factor[2];
+#pragma unroll
+    for (int i = 0; i < P; i++) {
+        bool here = i < P - 2 || i < s.pairs; // the same for the whole warp
+        if (here) {
+            uint32_t packed[4];
+            load_matrices(packed, rows + i * 32);
+            if (spread < 4 || i % 2 == 0) {
+                int offset = i * 2 + (spread == 4 && (i < P - 2 || i + 1 < s.pairs) ? pair_offset : 0);
+                prepare_scales(load_shared_u16(low + offset), low_factor);
+                prepare_scales(load_shared_u16(high + offset), high_factor);
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int block = 2 * i + j;
+                if (block % spread == 0)
+                    product[0] = product[1] = product[2] = product[3] = 0;
+                multiply_block(product, packed[2 * j], packed[2 * j + 1], b[block]);
+                if (spread == 1)
+                    accumulate(sum[block % 4], product, low_factor[j], low_factor[j], high_factor[j],
+                               high_factor[j]);
+                else if (spread == 2 && j == 1)
+                    accumulate(sum[i % 2], product, low_factor[0], low_factor[1], high_factor[0], high_factor[1]);
+            }
+        }
+        if (spread == 4 && i % 2 == 1 && (i < P - 2 || i - 1 < s.pairs)) // the second pair may be missing
+            accumulate(sum[0], product, low_factor[0], low_factor[1], high_factor[0], high_factor[1]);
+    }
+    float4 all = sum_classes<spread>(sum);
+    return make_float4(all.x * partial_factor, all.y * partial_factor, all.z * partial_factor,
+                       all.w * partial_factor);
+}
+
+// What the exact path reads beside the tile: this lane's activations, one column a route, and where, from each of their
+// elements, the part lies that its rounding to bf16 took away (0: nowhere). `spread` is how the sums are handed on.
+struct exact_source {
+    const uint16_t *row;
+    int64_t rest;
+    int spread;
+};
+
+// From one column a route to where sum_classes<spread> would have left the sums.
+__device__ __forceinline__ float4 respread(const float4 &sum, int spread, int lane)
+{
+    if (spread == 1)
+        return sum;
+    int route = lane % 4 * 2 / spread, from = lane / 4 * 4 + route / 2;
+    float x = __shfl_sync(~0u, sum.x, from), y = __shfl_sync(~0u, sum.y, from);
+    float z = __shfl_sync(~0u, sum.z, from), w = __shfl_sync(~0u, sum.w, from);
+    return route % 2 ? make_float4(y, 0, w, 0) : make_float4(x, 0, z, 0);
+}
+
+// Any scale, any activation: the same sums in the same order, with true bf16 weights and unscaled activations.
+__device__ __forceinline__ float4 multiply_tile_exactly(const slice &s, uint32_t stage, const exact_source &from,
+                                                        int blocks, int lane)
+{
+    const float zero[4] = {0, 0, 0, 0};
+    float sum[4][4] = {};
+#pragma unroll 1
+    for (int quad = 0; quad < s.pairs * 2; quad += 4) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int block = s.first_pair * 2 + quad + i;
+            if (block >= blocks || quad + i >= s.pairs * 2)
+                continue;
+            uint32_t packed[4], top[4], bottom[4], x[4];
+            float product[4], factor[2];
+            load_matrices(packed, stage + s.rows + (quad + (i & 2)) * 16);
+            permute_activations(load_activations(from.row, block, blocks, lane), x);
+            decode_nibbles(packed[i % 2 * 2], top);
+            decode_nibbles(packed[i % 2 * 2 + 1], bottom);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                top[k] = mul_bf16x2(top[k], exact_factor);
+                bottom[k] = mul_bf16x2(bottom[k], exact_factor);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                uint32_t code = load_shared_u16(stage + s.scales[half] + quad + (i & 2)) >> (8 * (i % 2)) & 0xff;
+                factor[half] = __uint_as_float(code == 255 ? 0x7fc00000u : code == 0 ? 0x00400000u : code << 23);
+            }
+            mma_bf16(product, top[0], bottom[0], top[1], bottom[1], x[0], x[1], zero);
+            mma_bf16(product, top[2], bottom[2], top[3], bottom[3], x[2], x[3], product);
+            if (from.rest) {
+                permute_activations(
+                    load_activations(from.row ? from.row + from.rest : from.row, block, blocks, lane), x);
+                mma_bf16(product, top[0], bottom[0], top[1], bottom[1], x[0], x[1], product);
+                mma_bf16(product, top[2], bottom[2], top[3], bottom[3], x[2], x[3], product);
+            }
+            accumulate(sum[i], product, factor[0], factor[0], factor[1], factor[1]);
+        }
+    }
+    return respread(sum_classes<1>(sum), from.spread, lane);
+}
+
+// Where a multiplying warp stands in the rings of stages and of partial sums.
+struct position {
+    int stage, stage_phase, partial, partial_phase;
+};
+
+__device__ __forceinline__ void advance(position &at, const nib_moe_args &args)
+{
+    if (++at.stage == args.stages)
+        at.stage = 0, at.stage_phase ^= 1;
+    if (++at.partial == finish_warps)
+        at.partial = 0, at.partial_phase ^= 1;
+}
+
+// One tile: multiply, give the stage back, hand the partial sums on. spread 0: exactly.
+template <int P, int spread>
+__device__ __forceinline__ void multiply_item(const nib_moe_args &args, const block_state &block,
+                                              const position &at, const uint32_t (&b)[P * 2][4], const slice &s,
+                                              const exact_source &from, int blocks, int warp, int lane)
+{
+    barrier_wait(block.full + 8 * at.stage, at.stage_phase);
+    uint32_t stage = block.ring + at.stage * args.stage_bytes;
+    float4 sum;
+    if constexpr (spread > 0)
+        sum = multiply_tile<P, spread>(b, s, stage, lane);
+    else
+        sum = multiply_tile_exactly(s, stage, from, blocks, lane);
+    __syncwarp();
+    if (lane == 0)
+        barrier_arrive(block.empty + 8 * at.stage);
+    barrier_wait(block.partial_empty + 8 * at.partial, at.partial_phase ^ 1);
+    store_shared_f4(block.partials + ((at.partial * multiply_warps + warp) * 32 + lane) * 16, sum.x, sum.y, sum.z,
+                    sum.w);
+    __syncwarp();
+    if (lane == 0)
+        barrier_arrive(block.partial_full + 8 * at.partial);
+}
+
+template <int P, int spread>
+__device__ __forceinline__ void multiply_items(const nib_moe_args &args, const block_state &block, position &at,
+                                               int count, const uint32_t (&b)[P * 2][4], const slice &s,
+                                               const exact_source &from, int blocks, int warp, int lane)
+{
+#pragma unroll 1
+    for (int i = 0; i < count; i++) {
+        multiply_item<P, spread>(args, block, at, b, s, from, blocks, warp, lane);
+        advance(at, args);
+    }
+}
+
+// Waits until h of a group is complete. One thread looks, or the looking itself would hold up the memory.
+__device__ __forceinline__ void wait_for_group(const nib_moe_args &args, int group)
+{
+    if (threadIdx.x == 0)
+        while (load_acquire(args.h_done + group) < static_cast<unsigned>(args.product[0].tiles))
+            ;
+    named_barrier<1, multiply_warps * 32>();
+}
+
+template <int P>
+__device__ __forceinline__ void multiply_product(const nib_moe_args &args, const block_state &block, int which,
+                                                 position &at, int warp, int lane)
+{
+    const nib_moe_product &p = args.product[which];
+    share mine = block.shares[which];
+    slice s = slice_of(p, which, warp, lane);
+    for (int item = mine.begin; item < mine.end;) {
+        int group = item / p.tiles, end = min(mine.end, (group + 1) * p.tiles);
+        route_group g = block.routes.groups[group];
+        exact_source from = {activation_row(args, block, which, g, 1, lane), which == 1 ? args.h_rest : 0,
+                             spread_of(g)};
+        bool exact = (args.exact[g.expert] >> which & 1) || from.rest;
+        if (which == 1)
+            wait_for_group(args, group);
+        uint32_t b[P * 2][4];
+        bool fast = prepare_activations<P>(b, activation_row(args, block, which, g, from.spread, lane), s,
+                                           from.spread, p.blocks, lane);
+        int count = end - item;
+        if (exact || !fast)
+            multiply_items<P, 0>(args, block, at, count, b, s, from, p.blocks, warp, lane);
+        else if (from.spread == 4)
+            multiply_items<P, 4>(args, block, at, count, b, s, from, p.blocks, warp, lane);
+        else if (from.spread == 2)
+            multiply_items<P, 2>(args, block, at, count, b, s, from, p.blocks, warp, lane);
+        else
+            multiply_items<P, 1>(args, block, at, count, b, s, from, p.blocks, warp, lane);
+        item = end;
+    }
+}
+
+__device__ inline void multiply(const nib_moe_args &args, const block_state &block, int warp, int lane)
+{
+    position at = {};
+    for (int which = 0; which < 2; which++) {
+        const nib_moe_product &p = args.product[which];
+        switch (((p.pairs + p.k_slices - 1) / p.k_slices + 1) / 2) { // half the pairs of the largest slice
+        case 1:
+            multiply_product<2>(args, block, which, at, warp, lane);
+            break;
+        case 2:
+            multiply_product<4>(args, block, which, at, warp, lane);
+            break;
+        case 3:
+            multiply_product<6>(args, block, which, at, warp, lane);
+            break;
+        case 4:
+            multiply_product<8>(args, block, which, at, warp, lane);
+            break;
+        case 5:
+            multiply_product<10>(args, block, which, at, warp, lane);
+            break;
+        }
+    }
+}
+
+#endif

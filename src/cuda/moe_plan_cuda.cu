@@ -1,0 +1,346 @@
+// The MoE layer call on the GPU: plans, checks, and the launch.
+#include "nibble/moe_cuda.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <cuda_runtime.h>
+#include <new>
+
+extern "C" {
+#include "base/error.h"
+#include "ops/moe_check.h"
+}
+#include "cuda/moe_decode.cuh"
+#include "cuda/moe_routing.cuh"
+#include "cuda/moe_scan.cuh"
+
+struct nib_moe_cuda_plan {
+    nib_moe_args args; // what is the same for every call
+    int blocks;
+    int shared_limit;
+    void *device_memory; // the expert table, then a byte an expert
+    char reason[200];
+};
+
+namespace
+{
+
+nib_status fail_cuda(struct nib_error *err, cudaError_t error, const char *doing)
+{
+    nib_status status = error == cudaErrorMemoryAllocation ? NIB_ERR_MEMORY : NIB_ERR_IO;
+    return nib_fail(err, status, "cuda: %s: %s", doing, cudaGetErrorString(error));
+}
+
+int round_up(int value, int unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
+bool aligned(const void *pointer, uintptr_t to)
+{
+    return reinterpret_cast<uintptr_t>(pointer) % to == 0;
+}
+
+// Scales reach shared memory by bulk copies where the addresses allow it.
+nib_moe_scale_copy pick_scale_copy(const nib_moe_weights &w, const nib_moe_product &p, int which,
+                                   bool *interleaved)
+{
+    bool bases = true, alternate = w.gate_up_row_stride == 2;
+    for (int64_t i = 0; i < w.n_experts; i++) {
+        const nib_expert &e = w.experts[i];
+        alternate = alternate && e.up_scales == e.gate_scales + p.blocks;
+        bases = bases && (which ? aligned(e.down_scales, 16) : aligned(e.gate_scales, 16));
+    }
+    *interleaved = which == 0 && alternate;
+    for (int64_t i = 0; which == 0 && !alternate && i < w.n_experts; i++)
+        bases = bases && aligned(w.experts[i].up_scales, 16);
+    bool together = which == 1 || w.gate_up_row_stride == 1 || alternate;
+    if (!bases || p.blocks % 2)
+        return NIB_MOE_SCALES_BY_BYTE;
+    if (p.blocks % 16 == 0 && (p.blocks % 128 == 0 || !together))
+        return NIB_MOE_SCALES_BY_ROW;
+    return together ? NIB_MOE_SCALES_BY_REGION : NIB_MOE_SCALES_BY_BYTE;
+}
+
+// Cuts a product into tiles. The fewer columns, the more rows a
+// tile has, so that a warp finds enough work in it: up to eight pairs of blocks, or what surrounds them shows.
+void cut_product(const nib_moe_weights &w, int which, nib_moe_product *p)
+{
+    *p = {};
+    p->columns = static_cast<int>(which ? w.intermediate : w.hidden);
+    p->rows = static_cast<int>(which ? w.hidden : w.intermediate);
+    p->blocks = p->columns / NIB_MX_BLOCK;
+    p->pairs = (p->blocks + 1) / 2;
+    p->row_stride = (p->blocks | 1) * 16;
+    constexpr int warps = NIB_MOE_MULTIPLY_WARPS;
+    for (p->row_groups = NIB_MOE_MAX_ROW_GROUPS; p->row_groups > 1; p->row_groups--)
+        if (warps % p->row_groups == 0 && p->pairs * p->row_groups <= NIB_MOE_MAX_PAIRS * warps &&
+            16 * p->row_groups * p->row_stride <= 40000)
+            break;
+    p->k_slices = warps / p->row_groups;
+    p->tile_rows = (which ? 16 : 8) * p->row_groups;
+    p->tiles = (p->rows + p->tile_rows - 1) / p->tile_rows;
+    p->scale_offset = 16 * p->row_groups * p->row_stride;
+    p->scale_copy = pick_scale_copy(w, *p, which, &p->interleaved);
+    p->scale_stride = p->scale_copy == NIB_MOE_SCALES_BY_ROW      ? (p->blocks / 16 | 1) * 16
+                      : p->scale_copy == NIB_MOE_SCALES_BY_REGION ? p->blocks
+                                                                  : round_up(p->blocks, 2);
+}
+
+int stage_bytes(const nib_moe_product &p)
+{
+    return round_up(p.scale_offset + 16 * p.row_groups * p.scale_stride, 128);
+}
+
+void find_steps(const nib_moe_weights &w, nib_moe_table *table)
+{
+    auto field = [&](int64_t expert, int i) {
+        const nib_expert &e = w.experts[expert];
+        const void *fields[9] = {e.gate,        e.up,        e.gate_scales, e.up_scales, e.down,
+                                 e.down_scales, e.gate_bias, e.up_bias,     e.down_bias};
+        return static_cast<int64_t>(reinterpret_cast<intptr_t>(fields[i]));
+    };
+    table->first = w.experts[0];
+    table->affine = true;
+    for (int i = 0; i < 9; i++) {
+        table->step[i] = w.n_experts > 1 ? field(1, i) - field(0, i) : 0;
+        for (int64_t e = 1; e < w.n_experts; e++)
+            table->affine = table->affine && field(e, i) == field(0, i) + e * table->step[i];
+    }
+}
+
+nib_status check_shape(const nib_moe_weights &w, nib_moe_args *args, struct nib_error *err)
+{
+    if (w.n_experts > NIB_MOE_MAX_EXPERTS)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe on cuda: %lld experts, at most %d", (long long)w.n_experts,
+                        NIB_MOE_MAX_EXPERTS);
+    if (w.hidden > NIB_MOE_MAX_COLUMNS || w.intermediate > NIB_MOE_MAX_COLUMNS)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe on cuda: hidden %lld, intermediate %lld, at most %d",
+                        (long long)w.hidden, (long long)w.intermediate, NIB_MOE_MAX_COLUMNS);
+    cut_product(w, 0, &args->product[0]);
+    cut_product(w, 1, &args->product[1]);
+    for (int64_t i = 0; i < w.n_experts; i++) {
+        const nib_expert &e = w.experts[i];
+        if (!aligned(e.gate, 16) || !aligned(e.up, 16) || !aligned(e.down, 16))
+            return nib_fail(err, NIB_ERR_UNSUPPORTED,
+                            "moe on cuda: expert %lld: packed rows at %p, %p, %p are not 16-byte aligned",
+                            (long long)i, (const void *)e.gate, (const void *)e.up, (const void *)e.down);
+    }
+    return NIB_OK;
+}
+
+nib_status check_device(nib_moe_cuda_plan *plan, struct nib_error *err)
+{
+    int device, major, cooperative;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&plan->blocks, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&plan->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device);
+    if (error != cudaSuccess)
+        return fail_cuda(err, error, "no usable device");
+    if (major != 9 || !cooperative)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED,
+                        "moe on cuda: the kernels are for compute capability 9.0 (H100, H200), this device has %d",
+                        major);
+    plan->shared_limit -= 1024; // the kernel's own static shared memory
+    return NIB_OK;
+}
+
+nib_status upload(nib_moe_cuda_plan *plan, const nib_moe_weights &w, struct nib_error *err)
+{
+    size_t table = static_cast<size_t>(w.n_experts) * sizeof(nib_expert);
+    cudaError_t error =
+        cudaMalloc(&plan->device_memory, table + static_cast<size_t>(w.n_experts) + 3); // scanned in words
+    if (error != cudaSuccess)
+        return fail_cuda(err, error, "allocating the expert table");
+    uint8_t *exact = static_cast<uint8_t *>(plan->device_memory) + table;
+    error = cudaMemcpy(plan->device_memory, w.experts, table, cudaMemcpyHostToDevice);
+    if (error == cudaSuccess)
+        error = cudaMemset(exact, 0, static_cast<size_t>(w.n_experts));
+    plan->args.table.experts = static_cast<const nib_expert *>(plan->device_memory);
+    plan->args.exact = exact;
+    if (error == cudaSuccess)
+        error = nib_moe_scan_scales(plan->args, exact);
+    if (error != cudaSuccess)
+        return fail_cuda(err, error, "reading the scales");
+    return NIB_OK;
+}
+
+// Offsets in a call's scratch.
+struct layout {
+    size_t h_done, h, out, bytes;
+};
+
+layout lay_out(const nib_moe_cuda_plan &plan, int64_t tokens, int64_t top_k)
+{
+    int64_t chunk = tokens < NIB_MOE_DECODE_TOKENS ? tokens : NIB_MOE_DECODE_TOKENS;
+    size_t routes = static_cast<size_t>(chunk * top_k);
+    size_t hidden = static_cast<size_t>(plan.args.product[0].columns);
+    size_t intermediate = static_cast<size_t>(plan.args.product[1].columns);
+    auto up = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+    layout l = {};
+    l.h_done = 256; // the grid barrier is at 0; counters come first, to stay in place whatever the call's size
+    l.h = l.h_done + sizeof(unsigned) * NIB_MOE_DECODE_ROUTES;
+    l.out = l.h + up(routes * intermediate * (intermediate < NIB_MOE_KEEP_REST ? 4 : 2));
+    l.bytes = l.out + up(routes * hidden * 4);
+    return l;
+}
+
+nib_status check_call(const nib_moe_cuda_plan *plan, const nib_moe_call *call, struct nib_error *err)
+{
+    if (call->tokens < 0 || call->top_k < 1 || call->tokens > INT32_MAX / call->top_k)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "moe on cuda: %lld tokens with top_k %lld", (long long)call->tokens,
+                        (long long)call->top_k);
+    if (call->top_k > NIB_MOE_DECODE_ROUTES / NIB_MOE_DECODE_TOKENS)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe on cuda: top_k %lld, at most %d", (long long)call->top_k,
+                        NIB_MOE_DECODE_ROUTES / NIB_MOE_DECODE_TOKENS);
+    if (call->tokens == 0)
+        return NIB_OK;
+    if (call->x_dtype != NIB_BF16)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe on cuda: x of type %s", nib_dtype_name(call->x_dtype));
+    if (call->y && call->y_dtype != NIB_F32 && call->y_dtype != NIB_BF16)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe on cuda: y of type %s", nib_dtype_name(call->y_dtype));
+    if (!call->x || !call->expert_ids || !call->routing_weights || (!call->y && !call->y_per_route))
+        return nib_fail(err, NIB_ERR_ARGUMENT,
+                        "moe on cuda: x, expert_ids, routing_weights or an output is missing");
+    if (!aligned(call->x, 16) || !aligned(call->y, 16) || !aligned(call->y_per_route, 16))
+        return nib_fail(err, NIB_ERR_ARGUMENT, "moe on cuda: x and the outputs must be 16-byte aligned");
+    size_t needed = nib_moe_cuda_scratch_bytes(plan, call->tokens, call->top_k);
+    if (!call->scratch || call->scratch_bytes < needed || !aligned(call->scratch, 256))
+        return nib_fail(err, NIB_ERR_ARGUMENT,
+                        "moe on cuda: scratch of %zu bytes at %p, needs %zu, 256-byte aligned",
+                        call->scratch_bytes, call->scratch, needed);
+    return NIB_OK;
+}
+
+// Divides shared memory between the ring of stages, the partial sums and the routing tables.
+int lay_out_shared(const nib_moe_cuda_plan &plan, nib_moe_args *args)
+{
+    int partials = NIB_MOE_FINISH_WARPS * NIB_MOE_MULTIPLY_WARPS * 512;
+    int routes = round_up(routing_bytes(args->routes, args->n_experts), 128);
+    args->stages = (plan.shared_limit - partials - routes) / args->stage_bytes;
+    if (args->stages > NIB_MOE_MAX_STAGES)
+        args->stages = NIB_MOE_MAX_STAGES;
+    args->partial_offset = args->stages * args->stage_bytes;
+    args->routing_offset = args->partial_offset + partials;
+    return args->routing_offset + routes;
+}
+
+// Tokens [first, first + count) of a call.
+nib_status launch_chunk(const nib_moe_cuda_plan &plan, const nib_moe_call *call, int64_t first, int64_t count,
+                        cudaStream_t stream, struct nib_error *err)
+{
+    nib_moe_args args = plan.args;
+    int64_t hidden = args.product[0].columns, route = first * call->top_k;
+    layout l = lay_out(plan, call->tokens, call->top_k);
+    uint8_t *scratch = static_cast<uint8_t *>(call->scratch);
+    args.tokens = static_cast<int>(count);
+    args.top_k = static_cast<int>(call->top_k);
+    args.routes = static_cast<int>(count * call->top_k);
+    args.x = static_cast<const uint16_t *>(call->x) + first * hidden;
+    args.expert_ids = call->expert_ids + route;
+    args.routing_weights = call->routing_weights + route;
+    args.y_bf16 = call->y_dtype == NIB_BF16;
+    if (call->y)
+        args.y = static_cast<uint8_t *>(call->y) + first * hidden * (args.y_bf16 ? 2 : 4);
+    args.y_per_route = call->y_per_route != nullptr;
+    args.out = call->y_per_route ? call->y_per_route + route * hidden : reinterpret_cast<float *>(scratch + l.out);
+    args.h = reinterpret_cast<uint16_t *>(scratch + l.h);
+    int64_t intermediate = args.product[1].columns;
+    args.h_rest = intermediate < NIB_MOE_KEEP_REST ? args.routes * intermediate : 0;
+    args.grid_barrier = reinterpret_cast<unsigned *>(scratch);
+    args.h_done = reinterpret_cast<unsigned *>(scratch + l.h_done);
+    int shared = lay_out_shared(plan, &args);
+    cudaError_t error = nib_moe_decode_launch(args, plan.blocks, shared, stream);
+    if (error != cudaSuccess)
+        return fail_cuda(err, error, "launching the MoE kernel");
+    return NIB_OK;
+}
+
+} // namespace
+
+extern "C" nib_status nib_moe_cuda_plan_create(const struct nib_moe_weights *weights,
+                                               const struct nib_moe_config *config,
+                                               struct nib_moe_cuda_plan **plan, struct nib_error *err)
+{
+    *plan = nullptr;
+    nib_moe_cuda_plan *made = new (std::nothrow) nib_moe_cuda_plan();
+    if (!made)
+        return nib_fail_memory(err, sizeof *made, "a MoE plan");
+    nib_status status = nib_moe_check_weights(weights, err);
+    if (status == NIB_OK)
+        status = nib_moe_check_activation(&config->activation, err);
+    if (status == NIB_OK)
+        status = check_device(made, err);
+    if (status == NIB_OK)
+        status = check_shape(*weights, &made->args, err);
+    if (status == NIB_OK) {
+        nib_moe_args &args = made->args;
+        find_steps(*weights, &args.table);
+        args.gate_up_row_stride = weights->gate_up_row_stride;
+        args.activation = config->activation;
+        args.has_bias = weights->experts[0].gate_bias != nullptr;
+        args.bias_bf16 = weights->bias_dtype == NIB_BF16;
+        args.n_experts = static_cast<int>(weights->n_experts);
+        args.first_expert = static_cast<int>(config->first_expert);
+        int first = stage_bytes(args.product[0]), second = stage_bytes(args.product[1]);
+        args.stage_bytes = first > second ? first : second;
+        cudaError_t error = nib_moe_decode_prepare(made->shared_limit);
+        status =
+            error == cudaSuccess ? upload(made, *weights, err) : fail_cuda(err, error, "preparing the kernel");
+    }
+    if (status != NIB_OK) {
+        nib_moe_cuda_plan_free(made);
+        return status;
+    }
+    snprintf(made->reason, sizeof made->reason,
+             "packed rows streamed once per touched expert, %d columns in %d slices",
+             made->args.product[0].columns, made->args.product[0].k_slices);
+    *plan = made;
+    return NIB_OK;
+}
+
+extern "C" const char *nib_moe_cuda_plan_kernel(const struct nib_moe_cuda_plan *)
+{
+    return "hopper-stream";
+}
+
+extern "C" const char *nib_moe_cuda_plan_reason(const struct nib_moe_cuda_plan *plan)
+{
+    return plan->reason;
+}
+
+extern "C" void nib_moe_cuda_plan_free(struct nib_moe_cuda_plan *plan)
+{
+    if (!plan)
+        return;
+    cudaFree(plan->device_memory);
+    delete plan;
+}
+
+extern "C" size_t nib_moe_cuda_scratch_bytes(const struct nib_moe_cuda_plan *plan, int64_t tokens, int64_t top_k)
+{
+    return lay_out(*plan, tokens, top_k).bytes;
+}
+
+extern "C" nib_status nib_moe_cuda_run(const struct nib_moe_cuda_plan *plan, const struct nib_moe_call *call,
+                                       void *stream, int *launches, struct nib_error *err)
+{
+    int count = 0;
+    nib_status status = check_call(plan, call, err);
+    for (int64_t first = 0; status == NIB_OK && first < call->tokens; first += NIB_MOE_DECODE_TOKENS) {
+        int64_t left = call->tokens - first;
+        status = launch_chunk(*plan, call, first, left < NIB_MOE_DECODE_TOKENS ? left : NIB_MOE_DECODE_TOKENS,
+                              static_cast<cudaStream_t>(stream), err);
+        count++;
+    }
+    if (launches)
+        *launches = count;
+    return status;
+}
