@@ -12,6 +12,7 @@
 #include "base/bandwidth.h"
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cli/moe_cuda.h"
 #include "cli/moe_layer.h"
 #include "cli/moe_unpack.h"
 #include "cli/options.h"
@@ -307,10 +308,39 @@ static int run_bench(struct bench *b, const int64_t *tokens, int n, const char *
     return status ? report_error(&err) : 0;
 }
 
+static void print_cuda_row(const struct moe_cuda_cell *c)
+{
+    printf("%6lld  %7.1f  %8.1f  %7.0f  %8.1f  %6.2f\n", (long long)c->tokens, c->distinct_experts, c->us_median,
+           c->gb_per_s, c->read_us, c->times_read);
+    fflush(stdout);
+}
+
+static void print_cuda_csv(const struct moe_cuda_cell *c)
+{
+    printf("%lld,%.1f,%.2f,%.1f,%.2f,%.3f\n", (long long)c->tokens, c->distinct_experts, c->us_median, c->gb_per_s,
+           c->read_us, c->times_read);
+}
+
+static int run_cuda_bench(const struct bench *b, const int64_t *tokens, int n, bool csv)
+{
+    struct nib_error err;
+    if (csv)
+        printf("tokens,distinct_experts,us_median,gb_per_s,read_us,times_read\n");
+    else
+        printf("%s on cuda: %lld experts, K %lld, I %lld, top-%lld, %s routing\n"
+               "tokens  experts        us     GB/s   read us  x read\n",
+               b->variant->name, (long long)b->experts, (long long)b->variant->hidden,
+               (long long)b->variant->intermediate, (long long)b->variant->top_k,
+               b->all_on_one ? "all-on-one" : "random");
+    nib_status status = moe_cuda_bench(b->variant, b->experts, (uint64_t)b->seed, b->all_on_one, tokens, n,
+                                       csv ? print_cuda_csv : print_cuda_row, &err);
+    return status ? report_error(&err) : 0;
+}
+
 int cmd_bench_moe(int argc, char **argv)
 {
     struct bench bench = {.threads = 1, .seed = 1, .seconds = 2, .gmac_per_core = 200, .with_unpack = true};
-    const char *variant = "gptoss", *list = "1,2,4,8,16,32", *plot = NULL;
+    const char *variant = "gptoss", *list = "1,2,4,8,16,32", *plot = NULL, *device = "cpu";
     bool json = false, csv = false, no_unpack = false;
     const struct nib_option options[] = {
         {"--variant", NIB_OPTION_CHOICE, &variant, "gptoss|glm|dsv41|muse|kimi|mimo|mimo-pro|minimax-m3|kimi-k3",
@@ -318,6 +348,8 @@ int cmd_bench_moe(int argc, char **argv)
         {"--experts", NIB_OPTION_INT, &bench.experts, "E", "experts in the layer (0: as the variant says)", 0,
          4096},
         {"--tokens", NIB_OPTION_STRING, &list, "LIST", "tokens in a call, one row of the table each", 0, 0},
+        {"--device", NIB_OPTION_CHOICE, &device, "cpu|cuda",
+         "where it runs; on cuda there is neither --json nor --plot, nor the unpack path", 0, 0},
         {"--threads", NIB_OPTION_INT, &bench.threads, "N", "threads", 1, 1024},
         {"--all-on-one", NIB_OPTION_FLAG, &bench.all_on_one, NULL, "every token goes to the same experts", 0, 0},
         {"--tier", NIB_OPTION_STRING, &bench.kernel, "NAME", "kernel to run (default: the best)", 0, 0},
@@ -357,6 +389,12 @@ int cmd_bench_moe(int argc, char **argv)
                 (long long)bench.variant->top_k, (long long)bench.experts);
         return 2;
     }
+    if (strcmp(device, "cuda") == 0 && (json || plot)) {
+        fprintf(stderr, "nibble bench moe: --device cuda prints a table or --csv\n");
+        return 2;
+    }
+    if (strcmp(device, "cuda") == 0)
+        return run_cuda_bench(&bench, tokens, n, csv);
     bench.with_unpack = !no_unpack;
     int code = run_bench(&bench, tokens, n, json ? "json" : csv ? "csv" : "table", plot);
     free_bench(&bench);

@@ -9,6 +9,7 @@
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cli/moe_cuda.h"
 #include "cli/moe_layer.h"
 #include "cli/moe_unpack.h"
 #include "cli/options.h"
@@ -23,7 +24,7 @@ static const char *const kernel_names[] = {"ref", "avx2", "avx512", "avx512bf16"
 #define N_KERNELS (sizeof kernel_names / sizeof *kernel_names)
 
 struct parity {
-    const char *tier;
+    const char *tier, *device;
     int64_t threads;
     bool json, failed;
     json_t *rows;
@@ -114,6 +115,13 @@ static nib_status compare_kernels(struct parity *p, const char *what, const char
     if (nib_cpu_has(NIB_CPU_AVX2)) {
         status = run_unpack(weights, activation, *call, y, err);
         unpack_error = relative_error(y, want, n);
+    }
+    if (!status && strcmp(p->device, "cuda") == 0) {
+        status = moe_cuda_run(weights, activation, call, y, err);
+        if (!status)
+            report(p, what, detail, "cuda", relative_error(y, want, n), BOUND, unpack_error);
+        free(y);
+        return status;
     }
     for (size_t k = 0; !status && k < N_KERNELS; k++) {
         bool ref = k == 0;
@@ -361,7 +369,7 @@ static nib_status check_variants(struct parity *p, const char *name, uint64_t se
 
 static int parity_moe(int argc, char **argv)
 {
-    struct parity p = {.threads = 1};
+    struct parity p = {.threads = 1, .device = "cpu"};
     const char *variant = NULL, *files[MAX_FILES] = {NULL};
     int64_t seed = 1;
     const struct nib_option options[] = {
@@ -370,6 +378,7 @@ static int parity_moe(int argc, char **argv)
          "random layers of this shape against ref (default: all, unless files are given)", 0, 0},
         {"--tier", NIB_OPTION_CHOICE, &p.tier, "ref|avx2|avx512|avx512bf16|amx",
          "only this kernel (default: all that run here)", 0, 0},
+        {"--device", NIB_OPTION_CHOICE, &p.device, "cpu|cuda", "where the kernel runs", 0, 0},
         {"--threads", NIB_OPTION_INT, &p.threads, "N", "threads", 1, 1024},
         {"--seed", NIB_OPTION_INT, &seed, "N", "of weights, activations and routes", 1, 1e9},
         {"--json", NIB_OPTION_FLAG, &p.json, NULL, "print {\"pass\": …, \"rows\": [...]}", 0, 0},

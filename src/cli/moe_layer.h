@@ -8,6 +8,10 @@
 
 #include "nibble/moe.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct moe_variant {
     const char *name;
     int64_t experts, hidden, intermediate, top_k;
@@ -47,4 +51,7 @@ void moe_random_x(uint64_t *state, float rms, int64_t n, uint16_t *x /* [n] */);
 void moe_random_routes(uint64_t *state, int64_t tokens, int64_t top_k, int64_t n_experts, bool all_on_one,
                        int32_t *expert_ids /* [tokens, top_k] */, float *weights /* [tokens, top_k] */);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

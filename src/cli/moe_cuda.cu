@@ -1,0 +1,314 @@
+#include "cli/moe_cuda.h"
+
+#include <algorithm>
+#include <cstring>
+#include <cuda_runtime.h>
+#include <vector>
+
+#include "nibble/moe_cuda.h"
+extern "C" {
+#include "base/error.h"
+}
+
+namespace
+{
+
+constexpr int n_layers = 3, n_calls = 12, replays = 3,
+              repeats = 15; // calls a graph, graphs a measurement, measurements
+
+nib_status fail_cuda(struct nib_error *err, cudaError_t error, const char *doing)
+{
+    return nib_fail(err, error == cudaErrorMemoryAllocation ? NIB_ERR_MEMORY : NIB_ERR_IO, "cuda: %s: %s", doing,
+                    cudaGetErrorString(error));
+}
+
+// Device memory that is freed with its owner. A failure is kept and found by `error`.
+struct device_memory {
+    std::vector<void *> pieces;
+    cudaError_t error = cudaSuccess;
+
+    device_memory() = default;
+    device_memory(const device_memory &) = delete;
+    ~device_memory()
+    {
+        for (void *piece : pieces)
+            cudaFree(piece);
+    }
+    void *take(size_t bytes)
+    {
+        void *piece = nullptr;
+        if (error == cudaSuccess)
+            error = cudaMalloc(&piece, bytes + 16);
+        if (piece)
+            pieces.push_back(piece);
+        return piece;
+    }
+    const uint8_t *copy(const void *host, size_t bytes)
+    {
+        void *piece = take(bytes);
+        if (error == cudaSuccess)
+            error = cudaMemcpy(piece, host, bytes, cudaMemcpyHostToDevice);
+        return static_cast<const uint8_t *>(piece);
+    }
+};
+
+// Copies the gate and the up array of an expert; alternating rows stay one array.
+void copy_pair(device_memory *memory, const void *gate, const void *up, size_t bytes, const void **device_gate,
+               const void **device_up)
+{
+    auto g = static_cast<const uint8_t *>(gate), u = static_cast<const uint8_t *>(up);
+    if (u > g && static_cast<size_t>(u - g) < bytes) {
+        const uint8_t *both = memory->copy(g, bytes + static_cast<size_t>(u - g));
+        *device_gate = both;
+        *device_up = both ? both + (u - g) : both;
+    } else {
+        *device_gate = memory->copy(g, bytes);
+        *device_up = memory->copy(u, bytes);
+    }
+}
+
+nib_expert copy_expert(device_memory *memory, const nib_moe_weights &w, const nib_expert &e)
+{
+    nib_expert d = {};
+    size_t rows = static_cast<size_t>((w.intermediate - 1) * w.gate_up_row_stride + 1);
+    size_t k = static_cast<size_t>(w.hidden), i = static_cast<size_t>(w.intermediate);
+    const void *gate, *up;
+    copy_pair(memory, e.gate, e.up, rows * k / 2, &gate, &up);
+    d.gate = static_cast<const uint8_t *>(gate);
+    d.up = static_cast<const uint8_t *>(up);
+    copy_pair(memory, e.gate_scales, e.up_scales, rows * k / 32, &gate, &up);
+    d.gate_scales = static_cast<const uint8_t *>(gate);
+    d.up_scales = static_cast<const uint8_t *>(up);
+    d.down = memory->copy(e.down, k * i / 2);
+    d.down_scales = memory->copy(e.down_scales, k * i / 32);
+    if (e.gate_bias) {
+        size_t size = nib_dtype_size(w.bias_dtype);
+        copy_pair(memory, e.gate_bias, e.up_bias, rows * size, &d.gate_bias, &d.up_bias);
+        d.down_bias = memory->copy(e.down_bias, k * size);
+    }
+    return d;
+}
+
+// A layer on the device and its plan.
+struct device_layer {
+    device_memory memory;
+    nib_moe_cuda_plan *plan = nullptr;
+
+    ~device_layer()
+    {
+        nib_moe_cuda_plan_free(plan);
+    }
+    nib_status create(const nib_moe_weights &host, const nib_activation &activation, struct nib_error *err)
+    {
+        std::vector<nib_expert> experts;
+        for (int64_t i = 0; i < host.n_experts; i++)
+            experts.push_back(copy_expert(&memory, host, host.experts[i]));
+        if (memory.error != cudaSuccess)
+            return fail_cuda(err, memory.error, "copying the layer");
+        nib_moe_weights weights = host;
+        weights.experts = experts.data();
+        nib_moe_config config = {};
+        config.activation = activation;
+        return nib_moe_cuda_plan_create(&weights, &config, &plan, err);
+    }
+};
+
+__global__ void read_stream(const uint4 *data, size_t n, uint32_t *never)
+{
+    size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x;
+    size_t step = gridDim.x * static_cast<size_t>(blockDim.x);
+    uint32_t bits = 0;
+    auto fold = [](const uint4 &v) { return v.x ^ v.y ^ v.z ^ v.w; };
+    for (; i + 3 * step < n; i += 4 * step) {
+        uint4 a = __ldcs(data + i), b = __ldcs(data + i + step);
+        uint4 c = __ldcs(data + i + 2 * step), d = __ldcs(data + i + 3 * step);
+        bits ^= fold(a) ^ fold(b) ^ fold(c) ^ fold(d);
+    }
+    for (; i < n; i += step)
+        bits ^= fold(__ldcs(data + i));
+    if (bits == 0x12345678u)
+        *never = bits;
+}
+
+// What is timed: a stream's captured work, replayed.
+template <typename Enqueue> cudaError_t time_replays(cudaStream_t stream, double *us_per_call, Enqueue enqueue)
+{
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    cudaEvent_t begin = nullptr, end = nullptr;
+    std::vector<double> times;
+    cudaError_t error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    for (int call = 0; call < n_calls; call++)
+        enqueue(call);
+    if (error == cudaSuccess)
+        error = cudaStreamEndCapture(stream, &graph);
+    if (error == cudaSuccess)
+        error = cudaGraphInstantiate(&replay, graph, 0);
+    if (error == cudaSuccess)
+        error = cudaEventCreate(&begin);
+    if (error == cudaSuccess)
+        error = cudaEventCreate(&end);
+    for (int i = -3; i < repeats && error == cudaSuccess; i++) { // the first three warm up
+        float ms = 0;
+        cudaEventRecord(begin, stream);
+        for (int j = 0; j < replays; j++)
+            cudaGraphLaunch(replay, stream);
+        cudaEventRecord(end, stream);
+        error = cudaStreamSynchronize(stream);
+        if (error == cudaSuccess)
+            error = cudaEventElapsedTime(&ms, begin, end);
+        if (i >= 0)
+            times.push_back(static_cast<double>(ms) * 1e3 / (replays * n_calls));
+    }
+    std::sort(times.begin(), times.end());
+    *us_per_call = times.empty() ? 0 : times[times.size() / 2];
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
+    return error;
+}
+
+struct bench {
+    const moe_variant *variant;
+    int64_t experts;
+    uint64_t random;
+    bool all_on_one;
+    device_layer layers[n_layers];
+    uint4 *stream_data[n_layers];
+    size_t stream_bytes; // of each
+    cudaStream_t stream;
+};
+
+// Twelve calls with routes of their own, over the layers in turn.
+nib_status run_cell(bench *b, moe_cuda_cell *cell, struct nib_error *err)
+{
+    const moe_variant &v = *b->variant;
+    int64_t tokens = cell->tokens, routes = tokens * v.top_k, values = tokens * v.hidden;
+    std::vector<uint16_t> x(static_cast<size_t>(values));
+    std::vector<int32_t> ids(static_cast<size_t>(n_calls * routes));
+    std::vector<float> weights(static_cast<size_t>(n_calls * routes));
+    moe_random_x(&b->random, 1, values, x.data());
+    for (int call = 0; call < n_calls; call++) {
+        int32_t *own = ids.data() + call * routes;
+        moe_random_routes(&b->random, tokens, v.top_k, b->experts, b->all_on_one, own,
+                          weights.data() + call * routes);
+        std::vector<bool> seen(static_cast<size_t>(b->experts));
+        for (int64_t r = 0; r < routes; r++)
+            seen[static_cast<size_t>(own[r])] = true;
+        cell->distinct_experts += static_cast<double>(std::count(seen.begin(), seen.end(), true)) / n_calls;
+    }
+    device_memory memory;
+    size_t scratch_bytes = nib_moe_cuda_scratch_bytes(b->layers[0].plan, tokens, v.top_k);
+    nib_moe_call call = {};
+    call.tokens = tokens;
+    call.top_k = v.top_k;
+    call.x_dtype = NIB_BF16;
+    call.x = memory.copy(x.data(), x.size() * 2);
+    call.y_dtype = NIB_BF16;
+    call.y = memory.take(x.size() * 2);
+    call.scratch = memory.take(scratch_bytes);
+    call.scratch_bytes = scratch_bytes;
+    auto *device_ids = reinterpret_cast<const int32_t *>(memory.copy(ids.data(), ids.size() * 4));
+    auto *device_weights = reinterpret_cast<const float *>(memory.copy(weights.data(), weights.size() * 4));
+    auto *never = static_cast<uint32_t *>(memory.take(4));
+    if (memory.error == cudaSuccess)
+        memory.error = cudaMemset(call.scratch, 0, scratch_bytes);
+    if (memory.error != cudaSuccess)
+        return fail_cuda(err, memory.error, "allocating a call");
+
+    nib_status status = NIB_OK;
+    cudaError_t error = time_replays(b->stream, &cell->us_median, [&](int i) {
+        nib_moe_call own = call;
+        own.expert_ids = device_ids + i * routes;
+        own.routing_weights = device_weights + i * routes;
+        if (status == NIB_OK)
+            status = nib_moe_cuda_run(b->layers[i % n_layers].plan, &own, b->stream, nullptr, err);
+    });
+    if (status != NIB_OK)
+        return status;
+    // As many bytes from one array; of more than it holds, all of it, and the time in proportion.
+    double bytes = cell->distinct_experts * 3 * static_cast<double>(v.hidden * v.intermediate) * 17 / 32;
+    double read = std::min(bytes, static_cast<double>(b->stream_bytes));
+    if (error == cudaSuccess)
+        error = time_replays(b->stream, &cell->read_us, [&](int i) {
+            read_stream<<<132 * 8, 256, 0, b->stream>>>(b->stream_data[i % n_layers],
+                                                        static_cast<size_t>(read / 16), never);
+        });
+    if (error != cudaSuccess)
+        return fail_cuda(err, error, "timing");
+    cell->read_us *= bytes / read;
+    cell->gb_per_s = bytes / cell->us_median * 1e-3;
+    cell->times_read = cell->us_median / cell->read_us;
+    return NIB_OK;
+}
+
+nib_status make_layers(bench *b, uint64_t seed, device_memory *memory, struct nib_error *err)
+{
+    for (int i = 0; i < n_layers; i++) {
+        moe_layer host;
+        nib_status status = moe_layer_create(b->variant, b->experts, seed + static_cast<uint64_t>(i), &host, err);
+        if (status != NIB_OK)
+            return status;
+        status = b->layers[i].create(host.weights, b->variant->activation, err);
+        b->stream_bytes = host.bytes / 16 * 16;
+        b->stream_data[i] =
+            reinterpret_cast<uint4 *>(const_cast<uint8_t *>(memory->copy(host.memory, host.bytes)));
+        moe_layer_free(&host);
+        if (status != NIB_OK)
+            return status;
+    }
+    cudaError_t error = memory->error == cudaSuccess ? cudaStreamCreate(&b->stream) : memory->error;
+    return error == cudaSuccess ? NIB_OK : fail_cuda(err, error, "making layers");
+}
+
+} // namespace
+
+nib_status moe_cuda_run(const struct nib_moe_weights *weights, const struct nib_activation *activation,
+                        const struct nib_moe_call *host, float *y, struct nib_error *err)
+{
+    device_layer layer;
+    nib_status status = layer.create(*weights, *activation, err);
+    if (status != NIB_OK)
+        return status;
+    size_t values = static_cast<size_t>(host->tokens * weights->hidden);
+    size_t routes = static_cast<size_t>(host->tokens * host->top_k);
+    device_memory memory;
+    nib_moe_call call = *host;
+    call.scratch_bytes = nib_moe_cuda_scratch_bytes(layer.plan, call.tokens, call.top_k);
+    call.scratch = memory.take(call.scratch_bytes);
+    call.x = memory.copy(host->x, values * 2);
+    call.expert_ids = reinterpret_cast<const int32_t *>(memory.copy(host->expert_ids, routes * 4));
+    call.routing_weights = reinterpret_cast<const float *>(memory.copy(host->routing_weights, routes * 4));
+    call.y_dtype = NIB_F32;
+    call.y = memory.take(values * 4);
+    call.y_per_route = nullptr;
+    if (memory.error == cudaSuccess)
+        memory.error = cudaMemset(call.scratch, 0, call.scratch_bytes);
+    if (memory.error != cudaSuccess)
+        return fail_cuda(err, memory.error, "copying the call");
+    status = nib_moe_cuda_run(layer.plan, &call, nullptr, nullptr, err);
+    if (status != NIB_OK)
+        return status;
+    cudaError_t error = cudaMemcpy(y, call.y, values * 4, cudaMemcpyDeviceToHost);
+    return error == cudaSuccess ? NIB_OK : fail_cuda(err, error, "the MoE kernel");
+}
+
+nib_status moe_cuda_bench(const struct moe_variant *variant, int64_t experts, uint64_t seed, bool all_on_one,
+                          const int64_t *tokens, int n, void (*report)(const struct moe_cuda_cell *cell),
+                          struct nib_error *err)
+{
+    device_memory memory;
+    bench b = {variant, experts, seed, all_on_one, {}, {}, 0, nullptr};
+    nib_status status = make_layers(&b, seed, &memory, err);
+    for (int i = 0; status == NIB_OK && i < n; i++) {
+        moe_cuda_cell cell = {};
+        cell.tokens = tokens[i];
+        status = run_cell(&b, &cell, err);
+        if (status == NIB_OK)
+            report(&cell);
+    }
+    if (b.stream)
+        cudaStreamDestroy(b.stream);
+    return status;
+}
