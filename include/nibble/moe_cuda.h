@@ -32,6 +32,7 @@ const char *nib_moe_cuda_plan_reason(const struct nib_moe_cuda_plan *plan);
 // every call leaves them ready for the next of at most as many tokens on the same plan.
 size_t nib_moe_cuda_scratch_bytes(const struct nib_moe_cuda_plan *plan, int64_t tokens, int64_t top_k);
 
+// Made for few tokens: more than 64 run in pieces of 64, one launch each, correct and far from the speed of a GEMM.
 // Enqueues the layer on `stream` (a cudaStream_t): no allocation, no wait, no look at device memory from the host, so
 // the call may be captured in a graph and replayed with other routes. Pointers of `call` are device pointers, x and y
 // 16-byte aligned; call->threads is ignored. `launches`, unless NULL, gets the number of kernels enqueued.
