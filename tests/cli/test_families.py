@@ -201,6 +201,37 @@ class Forms(support.Test):
         config["routed_scaling_factor"] = None
         self.succeeds(run("check", checkpoint.write("released"), expected("mimo_v2"), *EXACT))
 
+    def test_shared_experts(self):
+        # A second shared expert of zeros changes nothing, and none is as good as one of zeros.
+        two, zeros, none = (Checkpoint("kimi_k2") for _ in range(3))
+        for name in [name for name in two.tensors if "shared_experts" in name]:
+            dtype, (rows, cols), data = two.tensors[name]
+            if "down_proj" in name:
+                wide = b"".join(data[2 * cols * r:2 * cols * (r + 1)] + bytes(2 * cols) for r in range(rows))
+                two.tensors[name] = (dtype, [rows, 2 * cols], wide)
+                zeros.tensors[name] = (dtype, [rows, cols], bytes(len(data)))
+            else:
+                two.tensors[name] = (dtype, [2 * rows, cols], data + bytes(len(data)))
+            del none.tensors[name]
+        two.config["n_shared_experts"], none.config["n_shared_experts"] = 2, 0
+        self.succeeds(run("check", two.write("two-shared"), expected("kimi_k2"), *EXACT))
+        self.assertEqual(self.check(zeros.write("zero-shared"), "kimi_k2"),
+                         self.check(none.write("no-shared"), "kimi_k2"))
+
+    def test_queries_from_one_matrix(self):
+        # Another model than the fixture, so only the two devices are held against each other.
+        checkpoint = Checkpoint("kimi_k2")
+        rank, hidden = checkpoint.config["q_lora_rank"], checkpoint.config["hidden_size"]
+        for name in [name for name in checkpoint.tensors if ".q_b_proj." in name]:
+            dtype, (rows, cols), data = checkpoint.tensors.pop(name)
+            wide = b"".join(data[2 * cols * r:2 * cols * (r + 1)] + bytes(2 * (hidden - rank)) for r in range(rows))
+            checkpoint.tensors[name.replace("q_b_proj", "q_proj")] = (dtype, [rows, hidden], wide)
+        checkpoint.config["q_lora_rank"] = None
+        folder = checkpoint.write("one-matrix")
+        ref, cpu = (self.json_of(run("check", folder, expected("kimi_k2"), "--json", "--backend", backend))
+                    for backend in ("ref", "cpu"))
+        self.assertAlmostEqual(ref["mean_kl"], cpu["mean_kl"], delta=1e-3 * ref["mean_kl"])
+
     def test_tied_head(self):
         checkpoint = Checkpoint("qwen3_moe")
         dtype, shape, _ = checkpoint.tensors.pop("lm_head.weight")

@@ -120,6 +120,7 @@ static void refusals_name_key_and_value(void **state)
         {MIMO_V2, "\"mlp_layer_types\": [\"dense\"]", "mlp_layer_types", "dense"},
         {MIMO_V2, "\"hybrid_layer_pattern\": [0, 1]", "hybrid_layer_pattern", "1"},
         {MIMO_V2, "\"swa_num_key_value_heads\": 7", "7", "64"},
+        {MIMO_V2, "\"n_shared_experts\": 1", "n_shared_experts", "1"},
         {MINIMAX_M2, "\"qk_norm_type\": \"per_head\"", "qk_norm_type", "per_head"},
         {MINIMAX_M2, "\"shared_intermediate_size\": 64", "shared_intermediate_size", "64"},
         {MINIMAX_M2, "\"attn_type_list\": [1, 0]", "attn_type_list", "0"},
