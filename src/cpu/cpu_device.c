@@ -105,6 +105,10 @@ static nib_status cpu_bind(struct nib_device *device, const struct nib_weight_vi
 {
     if (view->dtype == NIB_F8_E4M3)
         return nib_bind_fp8(view, &device->scales, weight, err);
+    if (view->dtype == NIB_U8 && view->scales) {
+        *weight = nib_mxfp4_weight(view);
+        return NIB_OK;
+    }
     if (view->dtype != NIB_BF16 && view->dtype != NIB_F32 && view->dtype != NIB_F16)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "tensor %s: the cpu device has no linear for dtype %s",
                         view->name, nib_dtype_name(view->dtype));
@@ -209,9 +213,10 @@ static const char *cpu_linear_kernel(const struct nib_device *device, const stru
         *reason = device->kernels->linear_reason;
         return device->kernels->linear_name;
     }
-    *reason = weight->dtype == NIB_F8_E4M3
-                  ? "E4M3 weights are decoded in registers as they lie, with their blocks' scales"
-                  : "weights that are not bf16 are widened to fp32 in registers";
+    if (weight->dtype == NIB_F8_E4M3 || weight->dtype == NIB_U8)
+        *reason = "codes are decoded in registers as they lie, with their blocks' scales";
+    else
+        *reason = "weights that are not bf16 are widened to fp32 in registers";
     return device->kernels->wide_name;
 }
 

@@ -17,10 +17,11 @@ struct nib_linear_part {
     // (first_row + r) / block_rows. Blocks of NIB_I8 are whole rows; of NIB_F8_E4M3 that, or multiples of 16 columns.
     const float *scales; /* [blocks of rows, ceil(cols / block_cols)] */
     int64_t first_row, block_rows, block_cols;
-    const float *bias;    /* [n_rows] */
-    float *y;             /* [tokens, y_pitch], of which this part writes n_rows columns */
-    int64_t y_pitch;      // elements
-    enum nib_dtype dtype; // of the weight
+    const uint8_t *exponents; /* [rows, cols / 32] of weights in NIB_U8, which is MXFP4, from row first_row on */
+    const float *bias;        /* [n_rows] */
+    float *y;                 /* [tokens, y_pitch], of which this part writes n_rows columns */
+    int64_t y_pitch;          // elements
+    enum nib_dtype dtype;     // of the weight
     int64_t tokens, n_rows, cols;
 };
 
@@ -72,7 +73,7 @@ struct nib_cpu_kernels {
     void (*round_bf16)(const float *x /* [n] */, int64_t n, uint16_t *rounded /* [n] */);
     // bf16 x, weights in bf16 or int8; NULL where the tier has no such product, and linear_wide does that work.
     void (*linear_bf16)(const struct nib_linear_part *part);
-    // fp32 x; weights in bf16, f16, f32, int8 or E4M3.
+    // fp32 x; weights in bf16, f16, f32, int8, E4M3 or MXFP4.
     void (*linear_wide)(const struct nib_linear_part *part);
     // The weight from the other side, y[t, c] = sum over r of x[t, r] * weight[r, c]: fp32 x, no bias, no int8.
     void (*linear_across)(const struct nib_linear_part *part);

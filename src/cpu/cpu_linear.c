@@ -40,7 +40,7 @@ static void run_chunk(const struct nib_device *device, int64_t tokens, struct ni
     if (bias && bias->data)
         for (int64_t r = 0; r < chunk.rows; r++)
             biases[r] = nib_weight_element(bias, chunk.first + r);
-    size_t offset = (size_t)(chunk.first * weight->cols) * nib_dtype_size(weight->dtype);
+    size_t offset = (size_t)chunk.first * nib_weight_row_bytes(weight);
     struct nib_linear_part part = {
         .x = rounded ? (const void *)device->rounded : x.data,
         .x_pitch = rounded ? nib_rounded_pitch(x.width) : x.width,
@@ -49,6 +49,7 @@ static void run_chunk(const struct nib_device *device, int64_t tokens, struct ni
         .first_row = weight->first_row + chunk.first,
         .block_rows = weight->block_rows,
         .block_cols = weight->block_cols,
+        .exponents = weight->exponents,
         .bias = biases,
         .y = (float *)chunk.projection->y.data + chunk.projection->column + chunk.first,
         .y_pitch = chunk.projection->y.width,

@@ -11,7 +11,7 @@ static struct nib_linear_part part_of(const struct nib_device *device, struct ni
                                       const struct nib_head_product *p, int64_t head)
 {
     int64_t row = head * p->row_pitch + p->first_row;
-    size_t offset = (size_t)(row * p->weight->cols) * nib_dtype_size(p->weight->dtype);
+    size_t offset = (size_t)row * nib_weight_row_bytes(p->weight);
     return (struct nib_linear_part){
         .x = (const float *)x.data + head * p->x_pitch,
         .x_pitch = x.width,
@@ -20,6 +20,7 @@ static struct nib_linear_part part_of(const struct nib_device *device, struct ni
         .first_row = p->weight->first_row + row,
         .block_rows = p->weight->block_rows,
         .block_cols = p->weight->block_cols,
+        .exponents = p->weight->exponents,
         .bias = no_bias,
         .y = (float *)y.data + head * p->y_pitch,
         .y_pitch = y.width,
@@ -31,13 +32,13 @@ static struct nib_linear_part part_of(const struct nib_device *device, struct ni
 }
 
 // All rows of one head, at most as many at a time as there are biases.
-static void run_rows(const struct nib_device *device, struct nib_linear_part part)
+static void run_rows(const struct nib_device *device, struct nib_linear_part part, size_t row_bytes)
 {
     int64_t left = part.n_rows;
     for (; left > 0; left -= ROWS_AT_ONCE) {
         part.n_rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
         device->kernels->linear_wide(&part);
-        part.weight = (const char *)part.weight + (size_t)(part.n_rows * part.cols) * nib_dtype_size(part.dtype);
+        part.weight = (const char *)part.weight + (size_t)part.n_rows * row_bytes;
         part.first_row += part.n_rows;
         part.y += part.n_rows;
     }
@@ -55,7 +56,7 @@ void nib_cpu_linear_heads(struct nib_device *device, struct nib_buffer y, struct
         if (p->transposed)
             device->kernels->linear_across(&part);
         else
-            run_rows(device, part);
+            run_rows(device, part, nib_weight_row_bytes(p->weight));
         for (int64_t t = 0; t < tokens && p->tail; t++)
             memcpy(nib_buffer_row(y, t) + h * p->y_pitch + out, nib_buffer_row(x, t) + h * p->x_pitch + in,
                    (size_t)p->tail * sizeof(float));

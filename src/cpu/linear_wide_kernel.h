@@ -1,4 +1,4 @@
-// fp32 inputs times weights in bf16, f16, f32, int8 or E4M3, widened in registers; written once for every width. The including file
+// fp32 inputs times weights in bf16, f16, f32, int8, E4M3 or MXFP4, widened in registers; written once for every width. The including file
 // has chosen a width (vec_*.h) and defines WIDE_TALL_TOKENS, the tokens up to which a tile has four rows and not two.
 // Each (token, row) has one accumulator of VEC_LANES lanes that runs through the columns in order, so its bits do not
 // depend on the tile it is computed in.
@@ -17,9 +17,12 @@ enum {
 
 #define WIDE_INLINE static inline __attribute__((always_inline))
 
-static inline int64_t wide_element_bytes(enum nib_dtype dtype)
+// Of n neighbouring elements.
+WIDE_INLINE int64_t wide_bytes(enum nib_dtype dtype, int64_t n)
 {
-    return dtype == NIB_F32 ? 4 : dtype == NIB_I8 || dtype == NIB_F8_E4M3 ? 1 : 2;
+    if (dtype == NIB_U8)
+        return n / 2;
+    return n * (dtype == NIB_F32 ? 4 : dtype == NIB_I8 || dtype == NIB_F8_E4M3 ? 1 : 2);
 }
 
 WIDE_INLINE vec wide_weights(enum nib_dtype dtype, const char *at)
@@ -30,6 +33,8 @@ WIDE_INLINE vec wide_weights(enum nib_dtype dtype, const char *at)
         return vec_from_i8((const int8_t *)at);
     if (dtype == NIB_F8_E4M3)
         return vec_from_e4m3((const uint8_t *)at);
+    if (dtype == NIB_U8)
+        return vec_from_e2m1((const uint8_t *)at);
     const uint16_t *halves = (const uint16_t *)(const void *)at;
     return dtype == NIB_F16 ? vec_from_f16(halves) : vec_from_bf16(halves);
 }
@@ -46,9 +51,20 @@ WIDE_INLINE vec wide_weights_some(enum nib_dtype dtype, const char *at, int64_t 
     return dtype == NIB_F16 ? vec_from_f16_some(halves, n) : vec_from_bf16_some(halves, n);
 }
 
-// What vec_from_e4m3 gives is multiplied by this in the block of a row that column k lies in.
-WIDE_INLINE vec wide_scale(const struct nib_linear_part *part, int64_t row, int64_t k)
+// 2^(byte - 127), with a NaN for 255.
+WIDE_INLINE float wide_power(uint8_t byte)
 {
+    uint32_t bits = byte == 0 ? 1u << 22 : byte == 255 ? 0x7fc00000u : (uint32_t)byte << 23;
+    float power;
+    __builtin_memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+// What a code of E4M3 (as vec_from_e4m3 gives it) or E2M1 is multiplied by in the block that column k of a row lies in.
+WIDE_INLINE vec wide_scale(enum nib_dtype dtype, const struct nib_linear_part *part, int64_t row, int64_t k)
+{
+    if (dtype == NIB_U8)
+        return vec_set(wide_power(part->exponents[((part->first_row + row) * part->cols + k) / NIB_MX_BLOCK]));
     int64_t pitch = (part->cols + part->block_cols - 1) / part->block_cols;
     int64_t block_row = (part->first_row + row) / part->block_rows;
     return vec_set(part->scales[block_row * pitch + k / part->block_cols] * VEC_E4M3_UNIT);
@@ -57,24 +73,26 @@ WIDE_INLINE vec wide_scale(const struct nib_linear_part *part, int64_t row, int6
 WIDE_INLINE void wide_tile(enum nib_dtype dtype, int rows, int tokens, const struct nib_linear_part *part,
                            int64_t row, int64_t token)
 {
-    int64_t element = wide_element_bytes(dtype), pitch = part->cols * element, k = 0;
+    int64_t pitch = wide_bytes(dtype, part->cols), k = 0;
     const char *weight = (const char *)part->weight + row * pitch;
     const float *x = (const float *)part->x + token * part->x_pitch;
-    bool blocks = dtype == NIB_F8_E4M3;
+    bool blocks = dtype == NIB_F8_E4M3 || dtype == NIB_U8;
     vec sum[WIDE_ROWS][WIDE_TOKENS], scale[WIDE_ROWS];
     for (int r = 0; r < WIDE_ROWS; r++)
         for (int t = 0; t < tokens; t++)
             sum[r][t] = vec_zero();
-    int64_t span = blocks ? part->block_cols : part->cols; // columns that share a row's scale
+    int64_t span = dtype == NIB_U8 ? NIB_MX_BLOCK
+                   : blocks        ? part->block_cols
+                                   : part->cols; // columns that share a row's scale
     while (k + VEC_LANES <= part->cols) {
         int64_t end = k + span < part->cols ? k + span : part->cols;
         for (int r = 0; blocks && r < rows; r++)
-            scale[r] = wide_scale(part, row + r, k);
+            scale[r] = wide_scale(dtype, part, row + r, k);
         for (; k + VEC_LANES <= end; k += VEC_LANES) {
             vec w[WIDE_ROWS];
             for (int r = 0; r < rows; r++) {
                 // A line of the rows 4 and 12 further on; several hints a line, because processors drop some.
-                const char *at = weight + r * pitch + k * element;
+                const char *at = weight + r * pitch + wide_bytes(dtype, k);
                 _mm_prefetch(at + 4 * pitch, _MM_HINT_T1);
                 _mm_prefetch(at + 12 * pitch, _MM_HINT_T1);
                 w[r] = wide_weights(dtype, at);
@@ -92,9 +110,9 @@ WIDE_INLINE void wide_tile(enum nib_dtype dtype, int rows, int tokens, const str
         for (int t = 0; t < tokens; t++) {
             vec in = vec_load_some(x + t * part->x_pitch + k, part->cols - k);
             for (int r = 0; r < rows; r++) {
-                vec w = wide_weights_some(dtype, weight + r * pitch + k * element, part->cols - k);
+                vec w = wide_weights_some(dtype, weight + r * pitch + wide_bytes(dtype, k), part->cols - k);
                 if (blocks)
-                    w = vec_mul(w, wide_scale(part, row + r, k));
+                    w = vec_mul(w, wide_scale(dtype, part, row + r, k));
                 sum[r][t] = vec_fma(w, in, sum[r][t]);
             }
         }
@@ -174,6 +192,8 @@ static inline void linear_wide(const struct nib_linear_part *part)
             wide_block(NIB_I8, part, token, end);
         else if (part->dtype == NIB_F8_E4M3)
             wide_block(NIB_F8_E4M3, part, token, end);
+        else if (part->dtype == NIB_U8)
+            wide_block(NIB_U8, part, token, end);
         else
             wide_block(part->dtype, part, token, end);
     }
@@ -184,17 +204,17 @@ static inline void linear_wide(const struct nib_linear_part *part)
 WIDE_INLINE void across_rows(enum nib_dtype dtype, int rows, const struct nib_linear_part *part, int64_t row,
                              int64_t token)
 {
-    int64_t element = wide_element_bytes(dtype), pitch = part->cols * element, c = 0;
+    int64_t pitch = wide_bytes(dtype, part->cols), c = 0;
     const char *weight = (const char *)part->weight + row * pitch;
     const float *x = (const float *)part->x + token * part->x_pitch + row;
     float *y = part->y + token * part->y_pitch;
-    bool blocks = dtype == NIB_F8_E4M3;
+    bool blocks = dtype == NIB_F8_E4M3 || dtype == NIB_U8;
     for (; c + VEC_LANES <= part->cols; c += VEC_LANES) {
         vec sum = row ? vec_load(y + c) : vec_zero();
         for (int r = 0; r < rows; r++) {
-            vec w = wide_weights(dtype, weight + r * pitch + c * element);
+            vec w = wide_weights(dtype, weight + r * pitch + wide_bytes(dtype, c));
             if (blocks)
-                w = vec_mul(w, wide_scale(part, row + r, c));
+                w = vec_mul(w, wide_scale(dtype, part, row + r, c));
             sum = vec_fma(w, vec_set(x[r]), sum);
         }
         vec_store(y + c, sum);
@@ -203,8 +223,8 @@ WIDE_INLINE void across_rows(enum nib_dtype dtype, int rows, const struct nib_li
         float sum = row ? y[c + i] : 0;
         for (int r = 0; r < rows; r++) {
             float w[VEC_LANES];
-            vec loaded = wide_weights_some(dtype, weight + r * pitch + c * element, left);
-            vec_store(w, blocks ? vec_mul(loaded, wide_scale(part, row + r, c)) : loaded);
+            vec loaded = wide_weights_some(dtype, weight + r * pitch + wide_bytes(dtype, c), left);
+            vec_store(w, blocks ? vec_mul(loaded, wide_scale(dtype, part, row + r, c)) : loaded);
             sum = __builtin_fmaf(w[i], x[r], sum);
         }
         y[c + i] = sum;
@@ -229,6 +249,8 @@ static inline void linear_across(const struct nib_linear_part *part)
         across(NIB_BF16, part);
     else if (part->dtype == NIB_F8_E4M3)
         across(NIB_F8_E4M3, part);
+    else if (part->dtype == NIB_U8)
+        across(NIB_U8, part);
     else
         across(part->dtype, part);
 }

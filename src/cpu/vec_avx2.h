@@ -121,6 +121,19 @@ static inline vec vec_from_e4m3_some(const uint8_t *p /* [n] */, int64_t n)
     return vec_from_e4m3(padded);
 }
 
+// E2M1 codes, the low nibble of a byte first.
+static inline vec vec_from_e2m1(const uint8_t *p /* [4] */)
+{
+    int four;
+    memcpy(&four, p, sizeof four);
+    __m128i bytes = _mm_cvtsi32_si128(four), nibble = _mm_set1_epi8(15);
+    __m128i pairs =
+        _mm_unpacklo_epi8(_mm_and_si128(bytes, nibble), _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble));
+    __m256i codes = _mm256_cvtepu8_epi32(pairs), sign = _mm256_slli_epi32(_mm256_srli_epi32(codes, 3), 31);
+    const __m256 magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6); // by the low three bits
+    return _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes, codes), _mm256_castsi256_ps(sign));
+}
+
 static inline vec vec_from_f16(const uint16_t *p /* [8] */)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));

@@ -111,6 +111,16 @@ static inline vec vec_from_e4m3_some(const uint8_t *p /* [n] */, int64_t n)
     return vec_widen_e4m3(_mm_maskz_loadu_epi8(vec_first(n), p));
 }
 
+// E2M1 codes, the low nibble of a byte first.
+static inline vec vec_from_e2m1(const uint8_t *p /* [8] */)
+{
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)p), nibble = _mm_set1_epi8(15);
+    __m128i codes =
+        _mm_unpacklo_epi8(_mm_and_si128(bytes, nibble), _mm_and_si128(_mm_srli_epi16(bytes, 4), nibble));
+    const __m512 values = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+    return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), values);
+}
+
 static inline vec vec_from_f16(const uint16_t *p /* [16] */)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));

@@ -227,8 +227,8 @@ static struct nib_weight slice(struct nib_weight weight, int64_t first, int64_t 
     bool vector = weight.rows == 1;
     if (!weight.data)
         return weight;
-    weight.data =
-        (const char *)weight.data + (size_t)(first * (vector ? 1 : weight.cols)) * nib_dtype_size(weight.dtype);
+    weight.data = (const char *)weight.data +
+                  (size_t)first * (vector ? nib_dtype_size(weight.dtype) : nib_weight_row_bytes(&weight));
     weight.first_row += first;
     *(vector ? &weight.cols : &weight.rows) = rows;
     return weight;

@@ -59,5 +59,7 @@ uint64_t nib_weight_bytes(const struct nib_weight *weight)
         scales = (uint64_t)((weight->rows + weight->block_rows - 1) / weight->block_rows *
                             ((weight->cols + weight->block_cols - 1) / weight->block_cols)) *
                  sizeof(float);
-    return (uint64_t)(weight->rows * weight->cols) * nib_dtype_size(weight->dtype) + scales;
+    if (weight->exponents)
+        scales = (uint64_t)(weight->rows * weight->cols / NIB_MX_BLOCK);
+    return (uint64_t)weight->rows * nib_weight_row_bytes(weight) + scales;
 }

@@ -111,15 +111,14 @@ nib_status nib_bind_linear(struct nib_model *model, struct nib_checkpoint *check
         return status;
     if (linear.rows != rows || linear.cols != cols)
         return refuse_shape(linear.weight, rows, cols, err);
-    if (linear.kind == NIB_LINEAR_MXFP4)
-        return nib_fail(err, NIB_ERR_UNSUPPORTED, "%s: tensor %s is MXFP4, which only experts may be here",
-                        linear.weight->file, linear.weight->name);
     struct nib_weight_view view = {.data = linear.weight->data,
                                    .dtype = linear.weight->dtype,
                                    .rows = rows,
                                    .cols = cols,
                                    .name = linear.weight->name,
                                    .may_narrow = may_narrow};
+    if (linear.kind == NIB_LINEAR_MXFP4)
+        view.dtype = NIB_U8; // also where the file says I8
     if (linear.scale) {
         view.scales = linear.scale->data;
         view.scale_dtype = linear.scale->dtype;

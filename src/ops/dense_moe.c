@@ -83,7 +83,7 @@ static void run_batch(const struct nib_dense_moe *moe, const struct nib_dense_mo
 
 static uint64_t bytes_of(const struct nib_weight *weight)
 {
-    return (uint64_t)(weight->rows * weight->cols) * nib_dtype_size(weight->dtype);
+    return (uint64_t)weight->rows * nib_weight_row_bytes(weight);
 }
 
 uint64_t nib_dense_moe_run(const struct nib_dense_moe *moe, const struct nib_dense_moe_call *call)

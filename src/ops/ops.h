@@ -30,7 +30,7 @@ struct nib_device_options {
 // A dense matrix or vector as it lies in the checkpoint (a vector has rows = 1).
 struct nib_weight_view {
     const void *data;     /* [rows, cols] */
-    enum nib_dtype dtype; // NIB_BF16, NIB_F32, NIB_F16, or NIB_F8_E4M3 with scales
+    enum nib_dtype dtype; // NIB_BF16, NIB_F32, NIB_F16; NIB_F8_E4M3 with scales; NIB_U8: MXFP4, with E8M0 scales
     int64_t rows, cols;
     const char *name;           // for messages; lives as long as the checkpoint
     bool may_narrow;            // a matrix that is only ever multiplied with, and whose result chooses no expert
@@ -48,7 +48,25 @@ struct nib_weight {
     // out of a taller one keeps that one's scales, among which its own begin at row first_row.
     const float *scales; /* [blocks of rows, ceil(cols / block_cols)] */
     int64_t block_rows, block_cols, first_row;
+    // NIB_U8 is MXFP4, data being [rows, cols / 2] packed codes.
+    const uint8_t *exponents; /* [rows, cols / 32] E8M0 */
 };
+
+static inline size_t nib_weight_row_bytes(const struct nib_weight *weight)
+{
+    size_t cols = (size_t)weight->cols;
+    return weight->dtype == NIB_U8 ? cols / 2 : cols * nib_dtype_size(weight->dtype);
+}
+
+// Binds a view in MXFP4, for devices that read it where it lies.
+static inline struct nib_weight nib_mxfp4_weight(const struct nib_weight_view *view)
+{
+    return (struct nib_weight){.data = view->data,
+                               .dtype = NIB_U8,
+                               .rows = view->rows,
+                               .cols = view->cols,
+                               .exponents = (const uint8_t *)view->scales};
+}
 
 // One expert of matrices that are not MXFP4, bound one by one.
 struct nib_dense_expert {

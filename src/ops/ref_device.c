@@ -42,6 +42,10 @@ static nib_status ref_bind(struct nib_device *device, const struct nib_weight_vi
 {
     if (view->dtype == NIB_F8_E4M3)
         return nib_bind_fp8(view, &device->scales, weight, err);
+    if (view->dtype == NIB_U8 && view->scales) {
+        *weight = nib_mxfp4_weight(view);
+        return NIB_OK;
+    }
     if (view->dtype != NIB_BF16 && view->dtype != NIB_F32 && view->dtype != NIB_F16)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "tensor %s: the ref device has no linear for dtype %s",
                         view->name, nib_dtype_name(view->dtype));

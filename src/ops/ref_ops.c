@@ -22,6 +22,13 @@ static float block_scale(const struct nib_weight *weight, int64_t index)
     return weight->scales[row * pitch + column];
 }
 
+static float mxfp4_element(const struct nib_weight *weight, int64_t index)
+{
+    uint8_t codes = ((const uint8_t *)weight->data)[index / 2], code = index % 2 ? codes >> 4 : codes & 15;
+    return nib_e2m1_to_f32(code) *
+           nib_e8m0_to_f32(weight->exponents[(weight->first_row * weight->cols + index) / NIB_MX_BLOCK]);
+}
+
 static float element(const struct nib_weight *weight, int64_t index)
 {
     switch (weight->dtype) {
@@ -29,6 +36,8 @@ static float element(const struct nib_weight *weight, int64_t index)
         return (float)((const int8_t *)weight->data)[index] * block_scale(weight, index);
     case NIB_F8_E4M3:
         return nib_e4m3_to_f32(((const uint8_t *)weight->data)[index]) * block_scale(weight, index);
+    case NIB_U8:
+        return mxfp4_element(weight, index);
     case NIB_F32:
         return ((const float *)weight->data)[index];
     case NIB_F16:

@@ -145,23 +145,52 @@ def to_fp8(checkpoint, block_rows, block_cols, suffix):
     return plain
 
 
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+
+
+def to_mxfp4(checkpoint):
+    """All linears of whole blocks of 32 in MXFP4; returns the same numbers in bf16, exactly."""
+    plain = dict(checkpoint.tensors)
+    for name in checkpoint.linears():
+        _, (rows, cols), data = checkpoint.tensors[name]
+        if cols % 32:
+            continue
+        values, packed, scales, decoded = floats_of_bf16(data), bytearray(), bytearray(), []
+        for at in range(0, rows * cols, 32):
+            block = values[at:at + 32]
+            power = math.frexp(max(map(abs, block)))[1] - 3
+            codes = [min(range(8), key=lambda c, v=abs(v) / 2.0 ** power: abs(E2M1[c] - v)) | (8 if v < 0 else 0)
+                     for v in block]
+            packed += bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2]))
+            scales.append(power + 127)
+            decoded += [math.copysign(E2M1[code & 7], -1 if code & 8 else 1) * 2.0 ** power for code in codes]
+        checkpoint.tensors[name] = ("U8", [rows, cols // 2], bytes(packed))
+        checkpoint.tensors[name + "_scale"] = ("U8", [rows, cols // 32], bytes(scales))
+        plain[name] = ("BF16", [rows, cols], bf16_of_floats(decoded))
+    return plain
+
+
 class Forms(support.Test):
     def check(self, folder, family):
         return self.json_of(run("check", folder, expected(family), "--json", "--backend", "ref"))
 
-    def test_fp8_is_the_numbers_it_stands_for(self):
-        forms = {"blocks": (32, 32, "weight_scale_inv"), "channel": (1, None, "weight_scale")}
+    def test_codes_are_the_numbers_they_stand_for(self):
+        forms = {
+            "FP8 blocks": lambda checkpoint: to_fp8(checkpoint, 32, 32, "weight_scale_inv"),
+            "FP8 channel": lambda checkpoint: to_fp8(checkpoint, 1, None, "weight_scale"),
+            "MXFP4": to_mxfp4,
+        }
         for family in ("kimi_k2", "mimo_v2", "qwen3_moe"):
-            for form, arguments in forms.items():
+            for form, change in forms.items():
                 with self.subTest(f"{family} {form}"):
                     checkpoint = Checkpoint(family)
-                    plain = to_fp8(checkpoint, *arguments)
-                    fp8 = self.check(checkpoint.write("fp8"), family)
+                    plain = change(checkpoint)
+                    codes = self.check(checkpoint.write("codes"), family)
                     checkpoint.tensors = plain
                     bf16 = self.check(checkpoint.write("plain"), family)
-                    self.assertGreater(bf16["max_abs"], 1e-3)  # 3 bits of mantissa are seen
+                    self.assertGreater(bf16["max_abs"], 1e-3)  # the few bits of mantissa are seen
                     for key in ("max_abs", "rel_l2"):
-                        self.assertAlmostEqual(fp8[key], bf16[key], delta=1e-5)
+                        self.assertAlmostEqual(codes[key], bf16[key], delta=1e-5)
 
     def test_text_tower_of_a_multimodal_release(self):
         checkpoint = Checkpoint("kimi_k2")

@@ -1,4 +1,4 @@
-// Dense matrices in FP8 as stored: every block form, from both sides, cut into slices, the same on every tier.
+// Dense matrices in FP8 and MXFP4 as stored: every block form, from both sides, cut into slices, the same on every tier.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,14 +17,23 @@ enum { TOKENS = 13, ROWS = 203, MOST_COLS = 400 };
 
 static uint8_t codes[ROWS * MOST_COLS];
 static float scales[ROWS * MOST_COLS];
+static uint8_t exponents[ROWS * MOST_COLS];
 
 struct form {
     int64_t cols, block_rows, block_cols;
+    bool mxfp4;
 };
 
 static const struct form forms[] = {
-    {MOST_COLS, 128, 128}, {MOST_COLS, 32, 32}, {300, 128, 128}, {261, 1, 261},
-    {129, ROWS, 129},      {33, 1, 16},         {7, 64, 7},
+    {MOST_COLS, 128, 128, false},
+    {MOST_COLS, 32, 32, false},
+    {300, 128, 128, false},
+    {261, 1, 261, false},
+    {129, ROWS, 129, false},
+    {33, 1, 16, false},
+    {7, 64, 7, false},
+    {352, 1, 32, true},
+    {32, 1, 32, true},
 };
 
 static int fill(void **state)
@@ -33,6 +42,7 @@ static int fill(void **state)
     uint64_t seed = 11;
     for (int i = 0; i < ROWS * MOST_COLS; i++) {
         codes[i] = (uint8_t)(i % 256 == 0x7f || i % 256 == 0xff ? 1 : i % 256); // every code but NaN
+        exponents[i] = (uint8_t)(115 + i * 7 % 11);
         scales[i] = ldexpf(1 + test_random(&seed) / 2, -8);
     }
     return 0;
@@ -41,21 +51,24 @@ static int fill(void **state)
 static struct nib_weight_view view_of(const struct form *form)
 {
     return (struct nib_weight_view){.data = codes,
-                                    .dtype = NIB_F8_E4M3,
+                                    .dtype = form->mxfp4 ? NIB_U8 : NIB_F8_E4M3,
                                     .rows = ROWS,
                                     .cols = form->cols,
                                     .name = "w",
                                     .may_narrow = true, // it is in 8 bits already
-                                    .scales = scales,
-                                    .scale_dtype = NIB_F32,
+                                    .scales = form->mxfp4 ? (const void *)exponents : scales,
+                                    .scale_dtype = form->mxfp4 ? NIB_F8_E8M0 : NIB_F32,
                                     .block_rows = form->block_rows,
                                     .block_cols = form->block_cols};
 }
 
 static double weight_at(const struct form *form, int64_t r, int64_t c)
 {
-    int64_t pitch = (form->cols + form->block_cols - 1) / form->block_cols;
-    return (double)nib_e4m3_to_f32(codes[r * form->cols + c]) *
+    int64_t pitch = (form->cols + form->block_cols - 1) / form->block_cols, at = r * form->cols + c;
+    if (form->mxfp4)
+        return (double)nib_e2m1_to_f32((uint8_t)(codes[at / 2] >> 4 * (at % 2)) & 15) *
+               ldexp(1, exponents[r * pitch + c / 32] - 127);
+    return (double)nib_e4m3_to_f32(codes[at]) *
            (double)scales[r / form->block_rows * pitch + c / form->block_cols];
 }
 
@@ -68,7 +81,7 @@ struct results {
 
 static struct nib_weight slice(struct nib_weight weight)
 {
-    weight.data = (const uint8_t *)weight.data + FIRST * weight.cols;
+    weight.data = (const uint8_t *)weight.data + FIRST * nib_weight_row_bytes(&weight);
     weight.rows -= FIRST;
     weight.first_row += FIRST;
     return weight;
@@ -226,5 +239,5 @@ int main(void)
         cmocka_unit_test(codes_that_are_no_number_stay_none),
         cmocka_unit_test(scales_come_in_three_types),
     };
-    return cmocka_run_group_tests_name("dense_fp8", tests, fill, NULL);
+    return cmocka_run_group_tests_name("dense_codes", tests, fill, NULL);
 }
