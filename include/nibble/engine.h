@@ -56,8 +56,9 @@ struct nib_engine_options {
     int32_t max_outputs;     // rows of logits of one step; 0: max_sequences
     int64_t cache_tokens;    // what all sequences share; 0: `context`
     enum nib_precision precision;
-    bool dense_int8; // dense matrices in 8 bits with a scale a row: faster, and lossy
-    bool force;      // open even if the plan does not fit the memory
+    bool dense_int8;   // dense matrices in 8 bits with a scale a row: faster, and lossy
+    bool prefix_cache; // keep pages of past sequences for new ones that begin alike, as long as there is room
+    bool force;        // open even if the plan does not fit the memory
     // Called once before anything is allocated; may be NULL.
     void (*on_plan)(void *user, const struct nib_memory_plan *plan);
     void *user;
@@ -80,7 +81,8 @@ struct nib_checkpoint *nib_engine_checkpoint(struct nib_engine *engine);
 const char *nib_engine_device(const struct nib_engine *engine);
 int nib_engine_threads(const struct nib_engine *engine);
 int32_t nib_engine_vocab(const struct nib_engine *engine);
-int64_t nib_engine_free_pages(const struct nib_engine *engine); // of all cache groups together
+int64_t nib_engine_free_pages(const struct nib_engine *engine);   // of all cache groups together
+int64_t nib_engine_prefix_pages(const struct nib_engine *engine); // of them, those that the prefix cache keeps
 
 int64_t nib_engine_layers(const struct nib_engine *engine);
 void nib_engine_describe_layer(const struct nib_engine *engine, int64_t layer, struct nib_layer_summary *summary);
@@ -96,6 +98,10 @@ struct nib_sequence;
 nib_status nib_sequence_create(struct nib_engine *engine, struct nib_sequence **sequence, struct nib_error *err);
 void nib_sequence_free(struct nib_sequence *sequence);            // returns its pages; NULL is fine
 int32_t nib_sequence_length(const struct nib_sequence *sequence); // tokens fed so far
+
+// Before anything is fed: takes over from the prefix cache what is known of the beginning of `tokens`, at most n - 1 of
+// them. How many those are; feed the rest. The logits have the same bits as without.
+int32_t nib_sequence_reuse(struct nib_sequence *sequence, const int32_t *tokens /* [n] */, int32_t n);
 
 enum nib_outputs { NIB_OUTPUTS_NONE, NIB_OUTPUTS_LAST, NIB_OUTPUTS_ALL };
 
@@ -156,7 +162,7 @@ struct nib_logit_bias {
 struct nib_constraint {
     void *self;
     // Bit t % 32 of word t / 32: whether token t may come next; NULL: any may. Valid until the next call.
-    const uint32_t *(*mask)(void *self); /* [(vocab + 31) / 32] */
+    const uint32_t *(*mask)(void *self);       /* [(vocab + 31) / 32] */
     void (*accept)(void *self, int32_t token); // it was drawn
 };
 
@@ -188,6 +194,7 @@ struct nib_event {
     enum nib_finish finish;
     const struct nib_error *error;
     int32_t prompt_tokens, generated_tokens; // so far
+    int32_t cached_tokens;                   // of the prompt, from the prefix cache
 };
 
 struct nib_batch;

@@ -94,6 +94,7 @@ int cmd_serve(int argc, char **argv)
     s.session.print_plan = true;
     s.session.max_sequences = 8;
     struct nib_server_options *o = &s.server;
+    bool no_prefix_cache = false;
     const struct nib_option options[] = {
         {"--host", NIB_OPTION_STRING, &o->host, "ADDRESS", "to listen on; without it only this machine", 0, 0},
         {"--port", NIB_OPTION_INT, &s.port, "N", "0: any that is free", 0, 65535},
@@ -104,6 +105,8 @@ int cmd_serve(int argc, char **argv)
          1 << 30},
         {"--cache-tokens", NIB_OPTION_INT, &s.session.cache_tokens, "N", "of all answers together; 0: one context",
          0, (double)(1LL << 36)},
+        {"--no-prefix-cache", NIB_OPTION_FLAG, &no_prefix_cache, NULL, "read every prompt from its beginning", 0,
+         0},
         {"--step-tokens", NIB_OPTION_INT, &s.session.max_step_tokens, "N",
          "computed at once; smaller keeps running answers smooth; 0: 512", 0, 65536},
         {"--max-tokens", NIB_OPTION_INT, &o->max_tokens, "N",
@@ -137,6 +140,7 @@ int cmd_serve(int argc, char **argv)
     int code = 0;
     if (!nib_parse_options(&usage, argc, argv, &code))
         return code;
+    s.session.prefix_cache = !no_prefix_cache;
     o->port = (int)s.port;
     char name[256];
     if (!o->model_name)

@@ -84,6 +84,7 @@ nib_status session_open(struct session *session, const char *path, const struct 
         .max_step_tokens = (int32_t)options->max_step_tokens,
         .max_outputs = (int32_t)options->max_outputs,
         .cache_tokens = options->cache_tokens,
+        .prefix_cache = options->prefix_cache,
         .force = options->force,
         .dense_int8 = strcmp(options->dense_dtype, "int8") == 0,
         .precision = precision_of(options->precision),

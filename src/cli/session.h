@@ -12,6 +12,7 @@ struct session_options {
     bool force;
     const char *dense_dtype; // "stored" or "int8"
     const char *precision;   // "auto", "fast" or "exact"
+    bool prefix_cache;
     bool print_plan;         // on stderr, before anything is allocated
 };
 

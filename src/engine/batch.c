@@ -14,7 +14,7 @@ struct running {
     void *user;
     struct nib_sequence *sequence;
     int32_t *tokens; /* [capacity] prompt, and the token to feed next */
-    int32_t n_prompt, fed, generated, max_tokens;
+    int32_t n_prompt, fed, cached, generated, max_tokens;
     int32_t pending; // the token sampled last, not yet fed
     int32_t *stop_tokens;
     int32_t n_stop_tokens, top_logprobs;
@@ -175,6 +175,7 @@ static struct nib_event event_of(const struct running *r)
         .user = r->user,
         .prompt_tokens = r->n_prompt,
         .generated_tokens = r->generated,
+        .cached_tokens = r->cached,
     };
 }
 
@@ -233,6 +234,15 @@ static void put_feed(struct nib_batch *batch, int *n, struct running *r, const i
     batch->fed_by[(*n)++] = r;
 }
 
+// Gives a waiting request its sequence, and what the prefix cache knows of its prompt.
+static bool begin(struct nib_batch *batch, struct running *r)
+{
+    if (nib_sequence_create(batch->engine, &r->sequence, NULL))
+        return false;
+    r->fed = r->cached = nib_sequence_reuse(r->sequence, r->tokens, r->n_prompt);
+    return true;
+}
+
 // Decodes first, so that running answers keep flowing; then the prompts in order of arrival, as far as tokens last.
 static int form_step(struct nib_batch *batch)
 {
@@ -247,7 +257,7 @@ static int form_step(struct nib_batch *batch)
     for (struct running *r = batch->first; r && n < most && left > 0; r = r->next) {
         if (r->cancelled || decoding(r))
             continue;
-        if (!r->sequence && nib_sequence_create(batch->engine, &r->sequence, NULL))
+        if (!r->sequence && !begin(batch, r))
             break; // those behind it wait too: first come, first served
         int32_t chunk = r->n_prompt - r->fed < left ? r->n_prompt - r->fed : left;
         bool last = r->fed + chunk == r->n_prompt;

@@ -174,7 +174,7 @@ static nib_status alloc_arrays(struct nib_engine *engine, struct nib_error *err)
     return nib_fail_memory(err, outputs * vocab * sizeof *a->logits, "the step description and logits");
 }
 
-static nib_status start(struct nib_engine *engine, struct nib_error *err)
+static nib_status start(struct nib_engine *engine, const struct nib_engine_options *options, struct nib_error *err)
 {
     struct nib_device_options device = device_options(engine);
     struct nib_scratch_query query = scratch_query(&engine->model->shape);
@@ -182,7 +182,8 @@ static nib_status start(struct nib_engine *engine, struct nib_error *err)
     if ((status = engine->ops->open(&device, &query, &engine->device, err)) ||
         (status = nib_model_bind(engine->model, engine->checkpoint, engine->ops, engine->device,
                                  engine->plan.max_step_tokens, engine->max_outputs, err)) ||
-        (status = nib_kv_pool_alloc(&engine->pool, &engine->model->shape, engine->ops, engine->device, err)))
+        (status = nib_kv_pool_alloc(&engine->pool, &engine->model->shape, engine->ops, engine->device, err)) ||
+        (options->prefix_cache && (status = nib_prefix_cache_create(&engine->pool, &engine->pool.prefix, err))))
         return status;
     engine->dense_bytes = engine->model->head_bytes;
     for (int64_t l = 0; l < engine->model->shape.n_layers; l++) {
@@ -203,7 +204,7 @@ nib_status nib_engine_open(const char *path, const struct nib_engine_options *op
     if (!status && options->on_plan)
         options->on_plan(options->user, &opened->plan);
     if (!status)
-        status = start(opened, err);
+        status = start(opened, options, err);
     if (status) {
         nib_engine_close(opened);
         return status;
@@ -276,6 +277,14 @@ int64_t nib_engine_free_pages(const struct nib_engine *engine)
     int64_t pages = 0;
     for (int g = 0; g < engine->pool.n_groups; g++)
         pages += engine->pool.groups[g].n_free;
+    return pages;
+}
+
+int64_t nib_engine_prefix_pages(const struct nib_engine *engine)
+{
+    int64_t pages = 0;
+    for (int g = 0; g < engine->pool.n_groups; g++)
+        pages += engine->pool.groups[g].n_free - engine->pool.groups[g].n_listed;
     return pages;
 }
 

@@ -3,6 +3,7 @@
 #define NIB_ENGINE_ENGINE_STATE_H
 
 #include "engine/kv_pool.h"
+#include "engine/prefix_cache.h"
 #include "model/model.h"
 #include "nibble/engine.h"
 
@@ -35,6 +36,7 @@ struct nib_engine {
 struct nib_sequence {
     struct nib_engine *engine;
     struct nib_page_table table;
+    struct nib_prefix_trail trail; // only kept with a prefix cache
 };
 
 #endif

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "engine/prefix_cache.h"
 
 static int32_t pages_for(int64_t tokens)
 {
@@ -66,11 +67,12 @@ nib_status nib_kv_pool_alloc(struct nib_kv_pool *pool, const struct nib_model_sh
     for (int g = 0; g < pool->n_groups; g++) {
         struct nib_kv_group *group = &pool->groups[g];
         group->free_pages = malloc((size_t)group->n_pages * sizeof *group->free_pages);
-        if (!group->free_pages)
+        group->holders = calloc((size_t)group->n_pages, sizeof *group->holders);
+        if (!group->free_pages || !group->holders)
             return nib_fail_memory(err, (unsigned long long)group->n_pages * 4, "the list of free pages");
         for (int32_t p = 0; p < group->n_pages; p++)
             group->free_pages[p] = group->n_pages - 1 - p; // the first page is handed out first
-        group->n_free = group->n_pages;
+        group->n_free = group->n_listed = group->n_pages;
     }
     pool->caches = calloc((size_t)shape->n_caches, sizeof *pool->caches);
     if (!pool->caches)
@@ -92,8 +94,11 @@ void nib_kv_pool_free(struct nib_kv_pool *pool, const struct nib_ops *ops, struc
     for (int c = 0; c < pool->n_caches; c++)
         ops->free_cache(device, &pool->caches[c]);
     free(pool->caches);
-    for (int g = 0; g < pool->n_groups; g++)
+    for (int g = 0; g < pool->n_groups; g++) {
         free(pool->groups[g].free_pages);
+        free(pool->groups[g].holders);
+    }
+    nib_prefix_cache_free(pool->prefix);
     memset(pool, 0, sizeof *pool);
 }
 
@@ -109,10 +114,27 @@ nib_status nib_page_table_init(struct nib_page_table *table, const struct nib_kv
     return NIB_OK;
 }
 
-static void give_back(struct nib_kv_group *group, int32_t *entry)
+static int32_t take(struct nib_kv_pool *pool, int g)
 {
-    group->free_pages[group->n_free++] = *entry;
+    struct nib_kv_group *group = &pool->groups[g];
+    int32_t page = group->n_listed ? group->free_pages[--group->n_listed] : nib_prefix_cache_evict(pool, g);
+    group->n_free--;
+    group->holders[page] = 1;
+    return page;
+}
+
+static void give_back(struct nib_kv_pool *pool, int g, int32_t *entry)
+{
+    struct nib_kv_group *group = &pool->groups[g];
+    int32_t page = *entry;
     *entry = -1;
+    if (--group->holders[page] > 0)
+        return;
+    group->n_free++;
+    if (nib_prefix_cache_holds(pool->prefix, g, page))
+        nib_prefix_cache_rest(pool->prefix, g, page);
+    else
+        group->free_pages[group->n_listed++] = page;
 }
 
 int32_t nib_page_table_wanted(const struct nib_page_table *table, int g, int32_t n)
@@ -127,11 +149,9 @@ bool nib_page_table_reserve(struct nib_page_table *table, struct nib_kv_pool *po
     for (int g = 0; g < pool->n_groups; g++)
         if (end > pool->table_width || nib_page_table_wanted(table, g, n) > pool->groups[g].n_free)
             return false;
-    for (int g = 0; g < pool->n_groups; g++) {
-        struct nib_kv_group *group = &pool->groups[g];
+    for (int g = 0; g < pool->n_groups; g++)
         for (; table->end_page[g] < end; table->end_page[g]++)
-            table->pages[g * pool->table_width + table->end_page[g]] = group->free_pages[--group->n_free];
-    }
+            table->pages[g * pool->table_width + table->end_page[g]] = take(pool, g);
     return true;
 }
 
@@ -140,7 +160,7 @@ void nib_page_table_unreserve(struct nib_page_table *table, struct nib_kv_pool *
     int32_t end = pages_for(table->length);
     for (int g = 0; g < pool->n_groups; g++)
         while (table->end_page[g] > end)
-            give_back(&pool->groups[g], &table->pages[g * pool->table_width + --table->end_page[g]]);
+            give_back(pool, g, &table->pages[g * pool->table_width + --table->end_page[g]]);
 }
 
 void nib_page_table_advance(struct nib_page_table *table, struct nib_kv_pool *pool, int32_t n)
@@ -151,15 +171,16 @@ void nib_page_table_advance(struct nib_page_table *table, struct nib_kv_pool *po
         // The next token stands at `length` and sees positions from length - window + 1 on.
         int64_t first_seen = window ? table->length - window + 1 : 0;
         while (((int64_t)table->first_page[g] + 1) * NIB_PAGE_TOKENS <= first_seen)
-            give_back(&pool->groups[g], &table->pages[g * pool->table_width + table->first_page[g]++]);
+            give_back(pool, g, &table->pages[g * pool->table_width + table->first_page[g]++]);
     }
 }
 
 void nib_page_table_release(struct nib_page_table *table, struct nib_kv_pool *pool)
 {
     for (int g = 0; table->pages && g < pool->n_groups; g++)
-        for (int32_t p = table->first_page[g]; p < table->end_page[g]; p++)
-            give_back(&pool->groups[g], &table->pages[g * pool->table_width + p]);
+        for (int32_t p = table->end_page[g];
+             p-- > table->first_page[g];) // the end of a prefix rests first, and goes first
+            give_back(pool, g, &table->pages[g * pool->table_width + p]);
     free(table->pages);
     memset(table, 0, sizeof *table);
 }

@@ -11,9 +11,14 @@
 struct nib_kv_group {
     int64_t window;     // 0: all tokens are kept
     uint64_t row_bytes; // of one token in all caches of the group
-    int32_t n_pages, n_free;
-    int32_t *free_pages; /* [n_pages], the first n_free are free */
+    int32_t n_pages;
+    int32_t n_free;      // pages to be had: on the list, or held by the prefix cache alone
+    int32_t n_listed;    // that nobody knows anything about
+    int32_t *free_pages; /* [n_pages], the first n_listed */
+    int32_t *holders;    /* [n_pages] how many sequences have the page */
 };
+
+struct nib_prefix_cache;
 
 struct nib_kv_pool {
     int n_groups;
@@ -21,6 +26,7 @@ struct nib_kv_pool {
     int32_t table_width;      // pages that a sequence's table can name
     struct nib_cache *caches; /* [n_caches] one per cache spec of the model */
     int n_caches;
+    struct nib_prefix_cache *prefix; // NULL: pages are forgotten when they are given back
 };
 
 // A sequence's pages, one table per group; -1 where there is none.

@@ -37,6 +37,14 @@ int32_t nib_sequence_length(const struct nib_sequence *sequence)
     return sequence->table.length;
 }
 
+int32_t nib_sequence_reuse(struct nib_sequence *sequence, const int32_t *tokens, int32_t n)
+{
+    struct nib_engine *engine = sequence->engine;
+    if (!engine->pool.prefix || n > engine->plan.context)
+        return 0;
+    return nib_prefix_cache_attach(&engine->pool, &sequence->table, &sequence->trail, tokens, n);
+}
+
 static int32_t outputs_of(const struct nib_feed *feed)
 {
     return feed->outputs == NIB_OUTPUTS_ALL ? feed->n_tokens : feed->outputs == NIB_OUTPUTS_LAST;
@@ -166,7 +174,10 @@ nib_status nib_engine_step(struct nib_engine *engine, const struct nib_feed *fee
     for (int i = 0; i < n; i++) {
         if (status)
             nib_page_table_unreserve(&feeds[i].sequence->table, &engine->pool);
-        else
+        else if (engine->pool.prefix)
+            nib_prefix_cache_note(&engine->pool, &feeds[i].sequence->table, &feeds[i].sequence->trail,
+                                  feeds[i].tokens, feeds[i].n_tokens);
+        if (!status)
             nib_page_table_advance(&feeds[i].sequence->table, &engine->pool, feeds[i].n_tokens);
     }
     return status;

@@ -5,9 +5,8 @@
 #include "nibble/engine.h"
 
 struct nib_backend_load {
-    int64_t pages, free_pages;         // of the KV cache
-    int64_t cached_pages;              // of the free ones, those that hold a prefix
-    uint64_t hit_tokens, asked_tokens; // prompt tokens found in the prefix cache, of how many
+    int64_t pages, free_pages; // of the KV cache
+    int64_t cached_pages;      // of the free ones, those that hold a prefix
 };
 
 // All functions are called by the scheduler's thread.

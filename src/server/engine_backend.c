@@ -45,7 +45,9 @@ static nib_status step(void *context, bool *busy, struct nib_error *err)
 static void load(void *context, struct nib_backend_load *load)
 {
     struct nib_engine_backend *self = context;
-    *load = (struct nib_backend_load){.pages = self->pages, .free_pages = nib_engine_free_pages(self->engine)};
+    *load = (struct nib_backend_load){.pages = self->pages,
+                                      .free_pages = nib_engine_free_pages(self->engine),
+                                      .cached_pages = nib_engine_prefix_pages(self->engine)};
 }
 
 nib_status nib_engine_backend_open(struct nib_engine *engine, struct nib_engine_backend **opened,

@@ -281,6 +281,8 @@ static bool on_event(struct nib_job *job, const struct nib_event *event)
 {
     struct nib_choice *choice = (struct nib_choice *)job; // its first member
     bool more = true;
+    if (choice->index == 0)
+        choice->generation->cached_tokens = event->cached_tokens;
     if (event->has_token) {
         choice->generated = event->generated_tokens;
         begin_choice(choice);

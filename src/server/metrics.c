@@ -48,6 +48,7 @@ void nib_metrics_finished(struct nib_metrics *metrics, const struct nib_event *e
     pthread_mutex_lock(&metrics->mutex);
     metrics->finished[event->finish]++;
     metrics->prompt_tokens += (uint64_t)event->prompt_tokens;
+    metrics->cached_tokens += (uint64_t)event->cached_tokens;
     pthread_mutex_unlock(&metrics->mutex);
 }
 
@@ -129,10 +130,8 @@ nib_status nib_metrics_write(struct nib_metrics *metrics, struct nib_bytes *out,
     put_number(&w, "kv_pages_free", "gauge", "Pages that no answer holds.", (double)metrics->load.free_pages);
     put_number(&w, "prefix_pages", "gauge", "Pages without an answer that keep a prefix.",
                (double)metrics->load.cached_pages);
-    put_number(&w, "prefix_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.",
-               (double)metrics->load.hit_tokens);
-    put_number(&w, "prefix_asked_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.",
-               (double)metrics->load.asked_tokens);
+    put_number(&w, "cached_tokens_total", "counter", "Prompt tokens found in the prefix cache.",
+               (double)metrics->cached_tokens);
     put_histogram(&w, "time_to_first_token_seconds", "From the request to its first token.",
                   &metrics->first_token);
     put_histogram(&w, "inter_token_seconds", "Between two tokens of an answer.", &metrics->next_token);

@@ -15,12 +15,12 @@ struct nib_histogram {
 };
 
 struct nib_metrics {
-    pthread_mutex_t mutex; // over everything
-    uint64_t requests[6];  // by hundreds of their HTTP status
-    uint64_t refused;      // of them, because the queue was full
-    uint64_t finished[5];  // answers, by enum nib_finish
-    uint64_t prompt_tokens, generated_tokens;
-    struct nib_histogram first_token, next_token; // seconds
+    pthread_mutex_t mutex;                                   // over everything
+    uint64_t requests[6];                                    // by hundreds of their HTTP status
+    uint64_t refused;                                        // of them, because the queue was full
+    uint64_t finished[5];                                    // answers, by enum nib_finish
+    uint64_t prompt_tokens, cached_tokens, generated_tokens; // cached: of the prompt's
+    struct nib_histogram first_token, next_token;            // seconds
     int64_t running, waiting;
     struct nib_backend_load load;
 };

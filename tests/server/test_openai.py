@@ -164,15 +164,31 @@ class Model(support.unittest.TestCase):
             thread.join()
         self.assertEqual(together, alone)
 
+    def test_a_prefix_hit_changes_nothing(self):
+        """Rapid-MLX 1124, imp 536: cold, warm and without the cache"""
+        stem = "Repeat exactly: " + ", ".join(f"sun {i}" for i in range(60))
+        with model_server("--no-prefix-cache") as plain:
+            for text in stem, stem, stem + ", moon", stem[:200]:
+                fields = {"messages": user(text), "temperature": 1, "seed": 9, "logprobs": True, "max_completion_tokens": 40}
+                without = plain.chat(**fields)
+                with_cache = self.server.chat(**fields)
+                self.assertEqual(with_cache["choices"], without["choices"])
+                self.assertEqual(without["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        self.assertGreater(with_cache["usage"]["prompt_tokens_details"]["cached_tokens"], 64)
+
     def test_needles_are_found_as_by_the_reference(self):
+        """With the cache cold and warm"""
         start, end = "<|start|>user<|message|>", "<|end|><|start|>assistant"
         asked = 0
         for task in TASKS:
             if task["kind"] != "needle" or "Current date: 2025-06-28\n\nReasoning: low" not in task["prompt"]:
                 continue
             question = task["prompt"].split(start)[1].removesuffix(end)
-            answer = self.ask(question).choices[0].message
-            self.assertEqual(f"<|channel|>final<|message|>{answer.content}<|return|>", task["reference"])
+            for _ in range(2):
+                answer = self.ask(question)
+                content = answer.choices[0].message.content
+                self.assertEqual(f"<|channel|>final<|message|>{content}<|return|>", task["reference"])
+            self.assertGreater(answer.usage.prompt_tokens_details.cached_tokens, answer.usage.prompt_tokens - 34)
             asked += 1
         self.assertEqual(asked, 60)
 
