@@ -260,9 +260,18 @@ uint64_t nib_source_fingerprint(const struct nib_source *source)
 
 // ---- Pages and places ----
 
-void nib_source_release(const struct nib_source *source)
+void nib_prefetch(const struct nib_checkpoint *checkpoint, const void *address, uint64_t bytes)
 {
-    const struct nib_checkpoint *checkpoint = source->checkpoint;
+    for (size_t f = 0; f < checkpoint->file_count; f++) {
+        const struct nib_map *map = &checkpoint->files[f].map;
+        uint64_t offset = (uint64_t)((uintptr_t)address - (uintptr_t)map->data);
+        if (offset < map->size)
+            nib_map_advise(map, offset, bytes, NIB_MAP_WILL_NEED);
+    }
+}
+
+void nib_release_pages(const struct nib_checkpoint *checkpoint)
+{
     for (size_t f = 0; f < checkpoint->file_count; f++)
         nib_map_advise(&checkpoint->files[f].map, 0, checkpoint->files[f].map.size, NIB_MAP_DONT_NEED);
 }

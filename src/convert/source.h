@@ -62,8 +62,11 @@ nib_status nib_source_float_group(struct nib_checkpoint *checkpoint, const char 
 // `count` values of row r from element c on. All are exact.
 void nib_matrix_values(const struct nib_matrix *matrix, int64_t r, int64_t c, int64_t count, double *values);
 
-// Lets go of all pages of the source that were read so far.
-void nib_source_release(const struct nib_source *source);
+// Begins to read bytes of a checkpoint's files that will be wanted soon.
+void nib_prefetch(const struct nib_checkpoint *checkpoint, const void *address, uint64_t bytes);
+
+// Lets go of all pages of a checkpoint's files that were read so far.
+void nib_release_pages(const struct nib_checkpoint *checkpoint);
 
 // A number that tells one source from another: by its tensors' names, types, shapes and first bytes, and its
 // configuration.

@@ -89,6 +89,34 @@ struct cursor {
     int64_t row;
 };
 
+static void prefetch_matrix(const struct nib_plan *plan, const struct nib_matrix *matrix)
+{
+    uint64_t rows = (uint64_t)matrix->rows;
+    nib_prefetch(plan->source->checkpoint, matrix->data, rows * (uint64_t)matrix->row_stride);
+    if (matrix->scales)
+        nib_prefetch(plan->source->checkpoint, matrix->scales,
+                     rows / (uint64_t)matrix->block_rows * (uint64_t)matrix->scale_stride);
+}
+
+// Whatever the item is the first to read.
+static void prefetch_item(const struct nib_plan *plan, const struct item *item)
+{
+    const struct nib_unit *unit = item->unit;
+    if (unit->recipe == NIB_RECIPE_COPY) {
+        nib_prefetch(plan->source->checkpoint, unit->bytes + item->first, (uint64_t)item->count);
+    } else if (unit->stack == NIB_STACK_NONE) {
+        if (item->first == 0)
+            prefetch_matrix(plan, unit->matrix);
+    } else {
+        int64_t first = (item->first + unit->part_rows - 1) / unit->part_rows, end = item->first + item->count;
+        for (int64_t e = first; e * unit->part_rows < end; e++) {
+            prefetch_matrix(plan, unit->matrix + e * NIB_PART_COUNT);
+            if (unit->stack != NIB_STACK_DOWN)
+                prefetch_matrix(plan, unit->matrix + e * NIB_PART_COUNT + NIB_PART_UP);
+        }
+    }
+}
+
 static nib_status fill_chunk(const struct nib_plan *plan, struct cursor *cursor, uint64_t limit,
                              struct chunk *chunk, struct nib_error *err)
 {
@@ -103,6 +131,7 @@ static nib_status fill_chunk(const struct nib_plan *plan, struct cursor *cursor,
         int64_t count = rows < left ? rows : left;
         if (count > 0) {
             status = add_item(chunk, unit, cursor->row, count, err);
+            prefetch_item(plan, &(struct item){unit, cursor->row, count});
             chunk->output_bytes += (uint64_t)count * bytes;
             chunk->source_bytes += (uint64_t)((double)unit->source_bytes * (double)count / (double)unit->rows);
         }
@@ -208,24 +237,30 @@ static nib_status write_data(struct nib_plan *plan, size_t file, struct nib_file
     const struct nib_convert_options *options = &plan->options;
     struct cursor cursor = {.unit = plan->files[file].first,
                             .end = plan->files[file].first + plan->files[file].count};
-    struct chunk chunk = {0};
+    // While one chunk is worked on, the disk reads the next.
+    struct chunk chunks[2] = {{0}}, *chunk = &chunks[0], *next = &chunks[1];
     uint64_t limit = nib_stream_chunk(plan);
-    nib_status status = NIB_OK;
-    while (status == NIB_OK && cursor.unit < cursor.end) {
-        status = fill_chunk(plan, &cursor, limit, &chunk, err);
+    nib_status status = fill_chunk(plan, &cursor, limit, chunk, err);
+    while (status == NIB_OK && chunk->count > 0) {
+        status = fill_chunk(plan, &cursor, limit, next, err);
         if (status == NIB_OK)
-            status = work_chunk(plan, &chunk, writer, data_start, stream->threads, err);
+            status = work_chunk(plan, chunk, writer, data_start, stream->threads, err);
         if (status != NIB_OK)
             break;
-        add_stats(plan, &chunk);
-        nib_source_release(plan->source);
+        add_stats(plan, chunk);
+        nib_release_pages(plan->source->checkpoint);
         nib_file_flush(writer, 0, data_start + plan->files[file].data_bytes);
-        stream->done += chunk.output_bytes;
+        stream->done += chunk->output_bytes;
         if (options->on_progress && !options->on_progress(options->user, stream->done, stream->total))
             status = nib_fail(err, NIB_ERR_CANCELLED, "stopped before %s was whole", writer->path);
+        struct chunk *worked = chunk;
+        chunk = next;
+        next = worked;
     }
-    free(chunk.items);
-    free(chunk.stats);
+    for (int c = 0; c < 2; c++) {
+        free(chunks[c].items);
+        free(chunks[c].stats);
+    }
     return status;
 }
 

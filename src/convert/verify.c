@@ -127,34 +127,70 @@ static void compare_items(struct nib_verifier *v, const struct item *items, size
     v->report->elements += elements;
 }
 
-static void release_destination(const struct nib_verifier *v)
+static void prefetch_item(const struct nib_verifier *v, const struct item *item)
 {
-    for (size_t f = 0; f < v->destination->file_count; f++)
-        nib_map_advise(&v->destination->files[f].map, 0, v->destination->files[f].map.size, NIB_MAP_DONT_NEED);
+    const struct nib_check *check = item->check;
+    const struct nib_matrix *source = &check->source;
+    if (check->kind == NIB_CHECK_BYTES) {
+        nib_prefetch(v->source.checkpoint, source->data + item->first, (uint64_t)item->count);
+        nib_prefetch(v->destination, check->weight_rows + item->first, (uint64_t)item->count);
+        return;
+    }
+    uint64_t count = (uint64_t)item->count;
+    nib_prefetch(v->source.checkpoint, source->data + item->first * source->row_stride,
+                 count * (uint64_t)source->row_stride);
+    nib_prefetch(v->destination, check->weight_rows + item->first * check->weight_stride,
+                 count * (uint64_t)check->weight_stride);
+    if (item->first > 0)
+        return;
+    if (source->scales)
+        nib_prefetch(v->source.checkpoint, source->scales, (uint64_t)(source->rows * source->scale_stride));
+    if (check->scale)
+        nib_prefetch(v->destination, check->scale_rows, (uint64_t)(source->rows * check->scale_stride));
+}
+
+enum { CAPACITY = 4096 };
+
+struct batch {
+    struct item items[CAPACITY];
+    size_t count;
+    uint64_t bytes;
+};
+
+// The next items, which the disk begins to read.
+static void fill_batch(const struct nib_verifier *v, struct cursor *cursor, struct batch *batch)
+{
+    batch->count = fill_items(v, cursor, batch->items, CAPACITY, &batch->bytes);
+    bool all = !(v->options->sample > 0 && v->options->sample < 1);
+    for (size_t i = 0; all && i < batch->count; i++)
+        prefetch_item(v, &batch->items[i]);
 }
 
 static nib_status compare(struct nib_verifier *v, struct nib_error *err)
 {
-    enum { CAPACITY = 4096 };
     int threads = v->options->threads > 0 ? v->options->threads : nib_thread_limit();
     uint64_t total = nib_checkpoint_bytes(v->destination), done = 0;
-    struct item *items = malloc(CAPACITY * sizeof *items);
-    if (!items)
-        return nib_fail_memory(err, CAPACITY * sizeof *items, "a list of rows");
+    struct batch *batches = malloc(2 * sizeof *batches), *batch = batches;
+    if (!batches)
+        return nib_fail_memory(err, 2 * sizeof *batches, "a list of rows");
+    struct batch *next = batches + 1;
     nib_status status = NIB_OK;
     struct cursor cursor = {0};
-    while (status == NIB_OK && cursor.check < v->n_checks) {
-        uint64_t bytes;
-        size_t count = fill_items(v, &cursor, items, CAPACITY, &bytes);
-        compare_items(v, items, count, threads);
-        nib_source_release(&v->source);
-        release_destination(v);
-        done += bytes;
+    fill_batch(v, &cursor, batch);
+    while (status == NIB_OK && batch->count > 0) {
+        fill_batch(v, &cursor, next);
+        compare_items(v, batch->items, batch->count, threads);
+        nib_release_pages(v->source.checkpoint);
+        nib_release_pages(v->destination);
+        done += batch->bytes;
         if (v->options->on_progress &&
             !v->options->on_progress(v->options->user, done < total ? done : total, total))
             status = nib_fail(err, NIB_ERR_CANCELLED, "stopped before everything was compared");
+        struct batch *worked = batch;
+        batch = next;
+        next = worked;
     }
-    free(items);
+    free(batches);
     return status;
 }
 

@@ -38,15 +38,37 @@ static const char *codes_row(const struct nib_check *check, int64_t r)
     return memchr(scales, 255, blocks) ? "a scale is 255 (NaN)" : NULL;
 }
 
-static int32_t e2m1_keys[16], e4m3_keys[256];
-static pthread_once_t keys_once = PTHREAD_ONCE_INIT;
+// For a power of two between the source's scale and the row's: the E4M3 bytes that are equal, as (sign, mantissa, exponent),
+// to the two codes of a packed byte. A number has one such byte or none.
+enum { MAX_SHIFT = 16, NO_SUCH_BYTES = 1 << 16 };
 
-static void make_keys(void)
+static uint32_t equal_bytes[2 * MAX_SHIFT + 1][256];
+static pthread_once_t equal_once = PTHREAD_ONCE_INIT;
+
+// The byte whose number is that of the code times 2^shift; NO_SUCH_BYTES when there is none.
+static uint32_t equal_byte(unsigned code, int shift)
 {
-    for (unsigned code = 0; code < 16; code++)
-        e2m1_keys[code] = nib_key_e2m1(code);
+    int32_t wanted = nib_key_e2m1(code);
+    if (wanted != NIB_KEY_ZERO)
+        wanted += shift * NIB_KEY_BINADE;
     for (unsigned byte = 0; byte < 256; byte++)
-        e4m3_keys[byte] = nib_key_e4m3(byte);
+        if (nib_key_e4m3(byte) == wanted)
+            return byte;
+    return NO_SUCH_BYTES;
+}
+
+static void find_equal_bytes(void)
+{
+    for (int shift = -MAX_SHIFT; shift <= MAX_SHIFT; shift++) {
+        uint32_t single[16];
+        for (unsigned code = 0; code < 16; code++)
+            single[code] = equal_byte(code, shift);
+        for (unsigned packed = 0; packed < 256; packed++) {
+            uint32_t even = single[packed & 15], odd = single[packed >> 4];
+            bool none = even == NO_SUCH_BYTES || odd == NO_SUCH_BYTES;
+            equal_bytes[shift + MAX_SHIFT][packed] = none ? NO_SUCH_BYTES : even | odd << 8;
+        }
+    }
 }
 
 // k of a scale that is 2^k, a normal float; false for any other.
@@ -58,19 +80,17 @@ static bool power_of(const uint8_t *scale /* [4] F32 */, int *k)
     return (bits & 0x807fffffu) == 0 && bits >> 23 >= 1 && bits >> 23 <= 254;
 }
 
-// What each code of a block has to be, as a key of an E4M3 byte under the row's scale.
-static void wanted_keys(int32_t *wanted /* [16] */, int shift)
+static bool fp8_block(const uint8_t *codes /* [16] */, const uint8_t *bytes /* [32] */, int shift)
 {
-    for (int code = 0; code < 16; code++)
-        wanted[code] = e2m1_keys[code] == NIB_KEY_ZERO ? NIB_KEY_ZERO : e2m1_keys[code] + shift * NIB_KEY_BINADE;
-}
-
-static bool fp8_block(const uint8_t *codes /* [16] */, const uint8_t *bytes /* [32] */, const int32_t *wanted)
-{
-    int32_t different = 0;
+    // Beyond the tables only zeros have an equal.
+    const uint32_t *wanted = equal_bytes[shift < -MAX_SHIFT  ? 0
+                                         : shift > MAX_SHIFT ? 2 * MAX_SHIFT
+                                                             : shift + MAX_SHIFT];
+    uint32_t different = 0;
     for (int i = 0; i < BLOCK_BYTES; i++) {
-        different |= wanted[codes[i] & 15] ^ e4m3_keys[bytes[2 * i]];
-        different |= wanted[codes[i] >> 4] ^ e4m3_keys[bytes[2 * i + 1]];
+        uint16_t pair;
+        memcpy(&pair, bytes + 2 * i, sizeof pair);
+        different |= wanted[codes[i]] ^ pair;
     }
     return different == 0;
 }
@@ -78,14 +98,13 @@ static bool fp8_block(const uint8_t *codes /* [16] */, const uint8_t *bytes /* [
 // The row's largest exponent has to be 7 (field 14), where there is anything but zeros.
 static bool has_top_field(const uint8_t *bytes, int64_t cols, bool *any)
 {
-    bool top = false;
-    uint8_t seen = 0;
+    uint8_t top = 0, seen = 0;
     for (int64_t i = 0; i < cols; i++) {
-        top |= (bytes[i] >> 3 & 15) == 14;
+        top |= (bytes[i] & 0x78) == 14 << 3;
         seen |= bytes[i];
     }
     *any = seen != 0;
-    return top;
+    return top != 0;
 }
 
 static const char *fp8_row(const struct nib_check *check, int64_t r)
@@ -93,19 +112,15 @@ static const char *fp8_row(const struct nib_check *check, int64_t r)
     const uint8_t *codes = source_row(check, r), *scales = source_scales(check, r);
     const uint8_t *bytes = check->weight_rows + r * check->weight_stride;
     int64_t cols = check->source.cols;
-    int k, filled = 1 << 20;
+    int k;
     bool any;
     if (!power_of(check->scale_rows + r * check->scale_stride, &k))
         return "the scale is not a positive power of two";
-    pthread_once(&keys_once, make_keys);
-    int32_t wanted[16];
+    pthread_once(&equal_once, find_equal_bytes);
     for (int64_t b = 0; b < cols / BLOCK; b++) {
         if (scales[b] == 255)
             return "a scale of the source is 255 (NaN)";
-        int shift = (int)scales[b] - 127 - k;
-        if (shift != filled)
-            wanted_keys(wanted, filled = shift);
-        if (!fp8_block(codes + b * BLOCK_BYTES, bytes + b * BLOCK, wanted))
+        if (!fp8_block(codes + b * BLOCK_BYTES, bytes + b * BLOCK, (int)scales[b] - 127 - k))
             return "an element differs, or is a byte that an exact conversion never writes";
     }
     bool top = has_top_field(bytes, cols, &any);
