@@ -8,7 +8,7 @@ CC := clang
 endif
 CMAKE = CC=$(CC) cmake -G Ninja
 
-.PHONY: all packages demo test bench install format lint asan tsan fuzz clean
+.PHONY: all packages demo test test-clients bench install format lint asan tsan fuzz clean
 all: $(BUILD)/build.ninja
 	ninja -C $(BUILD) -j $(JOBS)
 
@@ -23,6 +23,10 @@ demo: all ## Build, then answer a prompt with the small model that comes with th
 
 test: all ## Build and run every test
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+test-clients: all ## What nibble writes, read by other people's packages (numpy, safetensors) in an environment of their own
+	python3 tests/server/make_venv.py $(BUILD)/venv-clients tests/clients/requirements.txt
+	$(BUILD)/venv-clients/bin/python -B tests/clients/convert_oracle.py $(BUILD)/nibble
 
 bench: all ## Measure: read bandwidth, MoE layer, decode
 	bench/run $(BUILD)/nibble

@@ -1,11 +1,8 @@
 // nibble convert: a checkpoint in another form.
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
+#include "cli/bus_error.h"
 #include "cli/commands.h"
 #include "cli/convert_options.h"
 #include "cli/progress.h"
@@ -82,18 +79,6 @@ static void print_report(const struct nib_convert_report *report, double seconds
     printf("%.1f s\n", seconds);
 }
 
-// A source on a dying disk, or one that is cut short meanwhile, shows as this signal: it is mapped.
-static void on_bus_error(int signal)
-{
-    (void)signal;
-    static const char text[] =
-        "nibble: the system could not read a page of the source (a disk error, or a file that "
-        "was cut short)\n";
-    ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)ignored;
-    _exit(1);
-}
-
 int cmd_convert(int argc, char **argv)
 {
     const char *paths[2] = {NULL, NULL};
@@ -127,13 +112,12 @@ int cmd_convert(int argc, char **argv)
     wanted.user = &follow;
     if (wanted.form == NIB_FORM_INT4_G32 && wanted.lossy)
         fprintf(stderr, "nibble: int4-g32 is lossy: most values change\n");
-    signal(SIGBUS, on_bus_error);
+    explain_bus_errors();
     struct nib_convert_report report;
     struct nib_error err;
     double started = nib_seconds();
     nib_status status = nib_convert(paths[0], paths[1], &wanted, &report, &err);
     nib_progress_end(&follow.bar);
-    signal(SIGBUS, SIG_DFL);
     if (status == NIB_OK)
         print_report(&report, nib_seconds() - started);
     nib_convert_report_free(&report);

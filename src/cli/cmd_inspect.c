@@ -81,11 +81,14 @@ static nib_status add_model(const char *path, const struct session_options *sess
 int cmd_inspect(int argc, char **argv)
 {
     const char *path = NULL;
+    const char *form = NULL;
     bool json = false, scales = false;
     struct session_options session = session_defaults();
     const struct nib_option options[] = {
         {"--json", NIB_OPTION_FLAG, &json, NULL, "print the report as JSON", 0, 0},
         {"--check-scales", NIB_OPTION_FLAG, &scales, NULL, "read all expert scales and refuse NaN", 0, 0},
+        {"--dry-run-convert", NIB_OPTION_CHOICE, &form, "fused|per-expert|fp8-channel|int4-g32|mxfp4",
+         "instead say what nibble convert --to would do", 0, 0},
         {"--backend", NIB_OPTION_CHOICE, &session.device, "ref|cpu", "the device that would compute", 0, 0},
         {"--threads", NIB_OPTION_INT, &session.threads, "N", "CPU threads, 0: as many as the process may use", 0,
          1024},
@@ -106,6 +109,8 @@ int cmd_inspect(int argc, char **argv)
     int code = 0;
     if (!nib_parse_options(&usage, argc, argv, &code))
         return code;
+    if (form)
+        return inspect_conversion(path, form, (int)session.threads, json);
     struct nib_checkpoint *checkpoint;
     struct nib_error err;
     if (nib_checkpoint_open(path, &checkpoint, &err))

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cli/bus_error.h"
 #include "cli/commands.h"
 #include "cli/convert_options.h"
 #include "cli/progress.h"
@@ -92,6 +93,7 @@ int cmd_verify(int argc, char **argv)
     wanted.has_form = to && nib_form_find(to, &wanted.form);
     wanted.has_scale_rule = rule && convert_find_rule(rule, &wanted.scale_rule);
     wanted.source_interleaved = strcmp(source_gate_up, "interleaved") == 0;
+    explain_bus_errors();
     struct nib_verify_report report;
     struct nib_error err;
     double started = nib_seconds();

@@ -12,6 +12,9 @@
 // False when a scale is NaN.
 bool inspect_files(struct nib_checkpoint *checkpoint, bool scales, json_t *report);
 
+// What a conversion to `form` would do, from headers alone, on stdout. Returns the exit code: 1 when it would be refused.
+int inspect_conversion(const char *path, const char *form, int threads, bool json);
+
 // The report as text on stdout.
 void inspect_print(const json_t *report);
 

@@ -206,6 +206,22 @@ class Interrupted(Folders):
             subprocess.run(["umount", disk], check=True)
 
     def test_a_source_that_is_cut_short_meanwhile(self):
+        """Pages of a mapped file that are not there any more, as on a disk that dies, end the run with one line."""
+        if not FAULTS:
+            self.skipTest("no library of faults in a sanitizer build")
+        source = self.path("source")
+        shutil.copytree(SMALL, source)
+        # The first file that is mapped is config.json, the second the weights.
+        cut = run("convert", source, self.path("cut"), *self.ARGUMENTS,
+                  environment={"LD_PRELOAD": FAULTS, "NIB_FAULT": "mmap:SHORT:2"})
+        self.fails(cut, 1, "could not read a page")
+        self.assertNotIn("config.json", os.listdir(self.path("cut")))
+        shutil.rmtree(source)
+        shutil.copytree(SMALL, source)
+        self.succeeds(run("convert", source, self.path("cut"), *self.ARGUMENTS, "--resume"))
+        self.proven(source, "cut")
+
+    def test_a_source_that_was_cut_short(self):
         source = self.path("source")
         shutil.copytree(SMALL, source)
         weights = os.path.join(source, "model.safetensors")

@@ -2,7 +2,7 @@
 //
 // NIB_FAULT is "CALL:WHAT:N": the N-th use of CALL (pwrite, fsync, rename, fallocate, open, mmap; or "any" of them)
 // fails with WHAT (EIO, ENOSPC, …), or kills the process (KILL), and with "+" behind N so do all later ones.
-// "pwrite:SHORT:N" writes only half of what is asked. NIB_FAULT_COUNT names a file that gets the number of calls seen.
+// "pwrite:SHORT:N" writes only half of what is asked; "mmap:SHORT:N" maps a file and then cuts it to half its length. NIB_FAULT_COUNT names a file that gets the number of calls seen.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -103,7 +103,15 @@ EXPORT void *mmap(void *address, size_t bytes, int protection, int flags, int fd
     // Only the program's own maps of files: the loader and malloc are not under test.
     int fault = fd >= 0 && protection == PROT_READ && flags == MAP_SHARED ? fault_at("mmap") : 0;
     errno = fault > 0 ? fault : errno;
-    return fault > 0 ? MAP_FAILED : real(address, bytes, protection, flags, fd, offset);
+    if (fault > 0)
+        return MAP_FAILED;
+    if (fault < 0) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        void *mapped = real(address, bytes, protection, flags, fd, offset);
+        return truncate(path, (off_t)(bytes / 2)) == 0 ? mapped : MAP_FAILED;
+    }
+    return real(address, bytes, protection, flags, fd, offset);
 }
 
 EXPORT int open(const char *path, int flags, ...)
