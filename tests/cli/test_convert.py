@@ -26,9 +26,11 @@ def content(folder):
 
 
 class Folders(support.Test):
+    SCRATCH = SCRATCH
+
     def setUp(self):
-        os.makedirs(SCRATCH, exist_ok=True)
-        self.folder = tempfile.mkdtemp(prefix="convert-", dir=SCRATCH)
+        os.makedirs(self.SCRATCH, exist_ok=True)
+        self.folder = tempfile.mkdtemp(prefix="convert-", dir=self.SCRATCH)
 
     def tearDown(self):
         shutil.rmtree(self.folder)
@@ -97,6 +99,8 @@ class Forms(Folders):
 
 
 class Interrupted(Folders):
+    # Thousands of files are made durable here; in memory that costs nothing.
+    SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else SCRATCH
     ARGUMENTS = ("--to", "fp8-channel", "--file-size", "0.00003")
 
     def reference(self):
@@ -104,15 +108,8 @@ class Interrupted(Folders):
         self.proven(SMALL, "reference")
         return content(self.path("reference"))
 
-    def looks_unfinished(self, name):
-        """No configuration, so nothing opens it; and no file has its name before it is whole."""
-        folder = self.path(name)
-        if os.path.exists(os.path.join(folder, "config.json")):
-            return
-        self.assertNotEqual(run("verify", SMALL, folder).returncode, 0)
-
     def resumes(self, name, expected):
-        self.looks_unfinished(name)
+        """No file has its name before it is whole, and going on ends with the same bytes."""
         for file, data in content(self.path(name)).items() if os.path.isdir(self.path(name)) else ():
             if file in expected:
                 self.assertEqual(data, expected[file], f"{file} has its name but not its bytes")
