@@ -4,7 +4,9 @@
 //
 // The weights are read where they lie (normally in a mapped file): no second copy is ever made. Sums are in fp32, bias
 // and activation in fp32, and the intermediate is rounded at most once, to bf16. A route's result does not depend on
-// the other tokens of the call, on the thread count, or on which other experts are present.
+// the other tokens of the call, on the thread count, or on which other experts are present: the same inputs give the same
+// bits. The routes of a token are added in ascending order of their experts (kernel "ref": in the order given). Kernels of
+// different names differ in their last bits.
 #ifndef NIBBLE_MOE_H
 #define NIBBLE_MOE_H
 

@@ -1,4 +1,4 @@
-// What the MoE layer needs of an instruction-set tier: three functions that neither allocate, thread nor fail.
+// What the MoE layer needs of an instruction-set tier: a few functions that neither allocate, thread nor fail.
 #ifndef NIB_CPU_MOE_KERNEL_H
 #define NIB_CPU_MOE_KERNEL_H
 
