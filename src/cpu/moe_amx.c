@@ -5,9 +5,6 @@
 // of the second operand of tdpbf16ps; and the same pairs are what an activation row arranged by planes (see
 // moe_avx512bf16.c) has side by side, so the first operand is read where it lies. Scales are folded into the exponents as
 // there. Sums run over the columns in one order whatever the number of activation rows, and need no reduction.
-//
-// For a single activation row the operands change places: weights, unpacked row by row, are the first, which spares the
-// transposition, and the row as it lies is a second operand one pair wide. The products of a sum and their order stay.
 #include <immintrin.h>
 #include <stdbool.h>
 
@@ -179,53 +176,6 @@ static void multiply_block(const struct nib_moe_block *block, const struct nib_m
     _tile_release();
 }
 
-static void configure_single(void)
-{
-    _Alignas(64) struct tile_config config = {.palette = 1};
-    config.row_bytes[0] = config.row_bytes[FULL] = sizeof(float); // sums; the activation row, a pair a tile row
-    config.row_bytes[WEIGHTS] = 64;
-    config.rows[0] = config.rows[FULL] = config.rows[WEIGHTS] = TILE;
-    _tile_loadconfig(&config);
-}
-
-// One chunk of the 16 rows as the first operands of its four planes: [plane][row] words.
-static void unpack_chunk_by_rows(const struct nib_moe_block *block, int64_t c, int64_t partial,
-                                 uint16_t (*tiles)[TILE][32])
-{
-    const __m512i table = load_table(codes_raised);
-    for (int i = 0; i < NIB_MOE_ROWS; i++) {
-        __m512i word = load_packed(nib_moe_block_packed(block, i) + c * CHUNK_BYTES, partial);
-        __m512i fold = scale_folds(load_scales(nib_moe_block_scales(block, i) + c * CHUNK_SCALES, partial));
-        UNROLL
-        for (int p = 0; p < 4; p++) {
-            __m512i code = p ? _mm512_srli_epi16(word, (unsigned char)(4 * p)) : word;
-            _mm512_store_si512(tiles[p][i], _mm512_subs_epu16(_mm512_permutexvar_epi16(code, table), fold));
-        }
-    }
-}
-
-static void multiply_block_single(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
-                                  const uint8_t *x, float *out)
-{
-    _Alignas(64) uint16_t tiles[2][4][TILE][32];
-    int64_t whole = n / NIB_MOE_CHUNK, partial = n % NIB_MOE_CHUNK / NIB_MX_BLOCK;
-    configure_single();
-    _tile_zero(0);
-    for (int64_t c = 0; c < whole + (partial != 0); c++) {
-        if (ahead && c < whole)
-            for (int i = 0; i < NIB_MOE_ROWS; i++)
-                _mm_prefetch((const char *)nib_moe_block_packed(ahead, i) + c * CHUNK_BYTES, _MM_HINT_T1);
-        unpack_chunk_by_rows(block, c, c < whole ? 0 : partial, tiles[c & 1]);
-        for (int p = 0; p < 4; p++) {
-            _tile_loadd(WEIGHTS, tiles[c & 1][p], 64);
-            _tile_loadd(FULL, x + c * (2 * NIB_MOE_CHUNK) + p * 64, sizeof(float));
-            _tile_dpbf16ps(0, WEIGHTS, FULL);
-        }
-    }
-    _tile_stored(0, out, sizeof(float));
-    _tile_release();
-}
-
 // Scales that cannot be folded: plainly, in fp32.
 static void multiply_block_exact(const struct nib_moe_block *block, int64_t n, const void *const *x, int m,
                                  float *out)
@@ -254,12 +204,10 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
     if (ahead)
         prefetch_scales(&panel, n / NIB_MX_BLOCK);
     int64_t stride = m > 1 ? (const uint8_t *)x[1] - (const uint8_t *)x[0] : 64;
-    if (__builtin_expect(!scales_in_range(&panel, n / NIB_MX_BLOCK), 0))
-        multiply_block_exact(block, n, x, m, out);
-    else if (m == 1)
-        multiply_block_single(block, ahead, n, x[0], out);
-    else
+    if (__builtin_expect(scales_in_range(&panel, n / NIB_MX_BLOCK), 1))
         multiply_block(block, ahead, n, x[0], stride, m, out);
+    else
+        multiply_block_exact(block, n, x, m, out);
 }
 
 const struct nib_moe_kernel nib_moe_amx = {
