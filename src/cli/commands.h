@@ -21,6 +21,7 @@ int cmd_verify(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_bench_decode(int argc, char **argv);
 int cmd_bench_moe(int argc, char **argv);
+int cmd_bench_serve(int argc, char **argv);
 int cmd_parity(int argc, char **argv);
 
 // "nibble: MESSAGE" on stderr; returns 1.

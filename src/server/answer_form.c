@@ -1,7 +1,8 @@
-// What a request demands of the answer's form: a JSON schema, a call.
+// A chat as a prompt, and what it demands of the answer's form: a JSON schema, a call.
 #include <stdlib.h>
 
 #include "server/chat_request.h"
+#include "server/date.h"
 #include "server/generation.h"
 
 // ---- response_format ----
@@ -90,7 +91,8 @@ static void add_answers(struct nib_generation *g, const json_t *schema)
     add_branch(g, header, schema, false);
 }
 
-bool nib_guide_generation(struct nib_generation *g, struct nib_chat_request *request, struct nib_api_error *error)
+// The kinds of messages that the request lets the model write; none when it may write anything.
+static bool add_branches(struct nib_generation *g, struct nib_chat_request *request, struct nib_api_error *error)
 {
     bool must_call = request->tool_choice == NIB_TOOLS_REQUIRED || request->tool_choice == NIB_TOOLS_NAMED;
     if (!must_call && !request->schema)
@@ -99,7 +101,7 @@ bool nib_guide_generation(struct nib_generation *g, struct nib_chat_request *req
     if (!g->branches)
         return nib_api_fail(error, 500, NULL, NULL, "out of memory");
     add_reasoning(g);
-    g->schema_field = must_call ? "tools" : "response_format";
+    g->schema_field = must_call ? "tools" : json_object_get(g->body, "text") ? "text" : "response_format";
     for (size_t t = 0; t < request->n_tools; t++)
         if (request->tool_choice == NIB_TOOLS_NAMED ? t == request->named_tool
                                                     : request->tool_choice != NIB_TOOLS_NONE)
@@ -113,4 +115,31 @@ bool nib_guide_generation(struct nib_generation *g, struct nib_chat_request *req
     }
     add_answers(g, request->schema);
     return true;
+}
+
+// ---- prompt ----
+
+bool nib_generation_chats(const struct nib_generation *g, struct nib_api_error *error)
+{
+    return g->server->chat ||
+           nib_api_fail(error, 400, "unsupported_value", "model", "This model cannot chat; use /v1/completions.");
+}
+
+bool nib_generation_encode(struct nib_generation *g, struct nib_chat_request *request, const char *prompt_field,
+                           struct nib_api_error *error)
+{
+    struct nib_error err;
+    struct nib_date date = nib_prompt_date(g->server);
+    struct nib_message reply = {0};
+    bool forced = request->tool_choice == NIB_TOOLS_NAMED;
+    if (forced) {
+        struct nib_text name = request->tools[request->named_tool].name;
+        reply = nib_message_call(nib_function_recipient(request, name), (struct nib_text){0});
+        reply.recipient_in_channel = true;
+    }
+    g->tools_offered = request->tool_choice != NIB_TOOLS_NONE;
+    g->one_call = !request->parallel_calls || forced || request->tool_choice == NIB_TOOLS_REQUIRED;
+    nib_status status = nib_chat_request_encode(request, g->server->chat, g->server->tokenizer, date.text,
+                                                forced ? &reply : NULL, &g->prompt, &g->preset, &err);
+    return status ? nib_api_fail_status(error, prompt_field, &err) : add_branches(g, request, error);
 }

@@ -1,8 +1,5 @@
 // /v1/chat/completions
-#include <time.h>
-
 #include "server/chat_request.h"
-#include "server/date.h"
 #include "server/generation.h"
 
 // ---- writing ----
@@ -124,7 +121,7 @@ static void done(struct nib_generation *g)
     nib_exchange_end(g->exchange);
 }
 
-static const struct nib_reply_format chat_format = {stream_begin, stream_delta, stream_end, done};
+static const struct nib_reply_format chat_format = {stream_begin, stream_delta, stream_end, done, false};
 
 // ---- reading ----
 
@@ -171,35 +168,10 @@ static bool read_request(struct nib_generation *g, struct nib_chat_request *requ
                                       "logprobs",         "top_logprobs",        "tools",
                                       "tool_choice",      "parallel_tool_calls", "modalities",
                                       "reasoning_effort", "response_format",     NULL};
-    const char *known[64];
-    size_t count = 0;
-    for (const char *const *name = own; *name; name++)
-        known[count++] = *name;
-    for (const char *const *name = nib_generation_fields; *name; name++)
-        known[count++] = *name;
-    known[count] = NULL;
-    return nib_fields_only(fields, known, ignored_fields) && nib_generation_read(g, fields) &&
+    return nib_generation_only(fields, own, ignored_fields) && nib_generation_read(g, fields) &&
            read_length(g, fields) && read_logprobs(g, fields) && read_modalities(fields) &&
            nib_read_effort(request, fields, "reasoning_effort") && nib_read_tools(request, fields, false) &&
            nib_read_format(request, fields, "response_format", false) && nib_read_messages(request, fields);
-}
-
-static bool encode(struct nib_generation *g, struct nib_chat_request *request, struct nib_api_error *error)
-{
-    struct nib_error err;
-    struct nib_date date = nib_prompt_date(g->server);
-    struct nib_message reply = {0};
-    bool forced = request->tool_choice == NIB_TOOLS_NAMED;
-    if (forced) {
-        struct nib_text name = request->tools[request->named_tool].name;
-        reply = nib_message_call(nib_function_recipient(request, name), (struct nib_text){0});
-        reply.recipient_in_channel = true;
-    }
-    g->tools_offered = request->tool_choice != NIB_TOOLS_NONE;
-    g->one_call = !request->parallel_calls || forced || request->tool_choice == NIB_TOOLS_REQUIRED;
-    nib_status status = nib_chat_request_encode(request, g->server->chat, g->server->tokenizer, date.text,
-                                                forced ? &reply : NULL, &g->prompt, &g->preset, &err);
-    return status ? nib_api_fail_status(error, "messages", &err) : nib_guide_generation(g, request, error);
 }
 
 void nib_serve_chat(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body)
@@ -213,12 +185,11 @@ void nib_serve_chat(struct nib_server *server, struct nib_exchange *exchange, st
     bool served = false;
     if (json && !g)
         nib_api_fail(&error, 500, NULL, NULL, "out of memory");
-    else if (json && !server->chat)
-        nib_api_fail(&error, 400, "unsupported_value", "model", "This model cannot chat; use /v1/completions.");
     else if (json) {
         g->chat = true;
-        served = nib_fields_open(&fields, json, &error, "%s", "") && read_request(g, &request, &fields) &&
-                 encode(g, &request, &error) && nib_generation_submit(g, "messages", &error);
+        served = nib_generation_chats(g, &error) && nib_fields_open(&fields, json, &error, "%s", "") &&
+                 read_request(g, &request, &fields) && nib_generation_encode(g, &request, "messages", &error) &&
+                 nib_generation_submit(g, "messages", &error);
     }
     nib_chat_request_free(&request);
     if (!served)

@@ -38,11 +38,6 @@ bool nib_read_tools(struct nib_chat_request *request, const struct nib_fields *f
 bool nib_read_format(struct nib_chat_request *request, const struct nib_fields *fields, const char *name,
                      bool flat);
 
-// The kinds of messages that the request lets the model write, into the generation; none when it may write anything.
-struct nib_generation;
-bool nib_guide_generation(struct nib_generation *generation, struct nib_chat_request *request,
-                          struct nib_api_error *error);
-
 bool nib_read_effort(struct nib_chat_request *request, const struct nib_fields *fields, const char *name);
 
 // A message's content: a string, or parts of one of the types in the NULL-terminated list, joined. Absent: empty.

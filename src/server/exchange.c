@@ -5,6 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+// The page runs its own script, talks to its own server, and may be framed by nobody.
+#define PAGE_POLICY                                                                                   \
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; " \
+    "frame-ancestors 'none'"
 #define STREAM_BLOCK 16384 // bytes handed over at once
 
 struct nib_exchange *nib_exchange_create(struct MHD_Connection *connection)
@@ -192,6 +196,7 @@ int nib_exchange_respond(struct nib_exchange *exchange)
         return MHD_NO;
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, exchange->content_type);
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(response, "Content-Security-Policy", PAGE_POLICY);
     if (exchange->streaming)
         MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
     if (exchange->retry_after) {

@@ -9,10 +9,6 @@
 
 #define MAX_CHOICES 16
 
-const char *const nib_generation_fields[] = {
-    "model", "stream", "stream_options",    "temperature",      "top_p",      "top_k", "min_p",
-    "seed",  "stop",   "frequency_penalty", "presence_penalty", "logit_bias", "n",     NULL};
-
 // ---- life ----
 
 static void free_choice(struct nib_choice *choice)
@@ -38,6 +34,8 @@ static void free_generation(void *work)
     nib_token_list_free(&g->prompt);
     free(g->bias);
     free(g->branches);
+    if (g->free_state)
+        g->free_state(g->state);
     json_decref(g->body);
     free(g);
 }
@@ -162,6 +160,21 @@ static bool read_bias(struct nib_generation *g, const struct nib_fields *fields)
     return true;
 }
 
+bool nib_generation_only(const struct nib_fields *fields, const char *const *own, const char *const *ignored)
+{
+    static const char *const common[] = {
+        "model", "stream",     "stream_options",    "temperature",      "top_p", "top_k", "min_p", "seed", "stop",
+        "n",     "logit_bias", "frequency_penalty", "presence_penalty", NULL};
+    const char *known[48];
+    size_t count = 0;
+    for (const char *const *name = common; *name; name++)
+        known[count++] = *name;
+    for (; *own && count + 1 < sizeof known / sizeof *known; own++)
+        known[count++] = *own;
+    known[count] = NULL;
+    return nib_fields_only(fields, known, ignored);
+}
+
 bool nib_generation_read(struct nib_generation *g, const struct nib_fields *fields)
 {
     bool read = read_model(g, fields) && read_stream(g, fields) &&
@@ -231,7 +244,7 @@ static void on_delta(void *context, const struct nib_delta *delta)
         kept = append(choice, &choice->calls[choice->n_calls - 1].arguments, delta->text);
         break;
     }
-    if (kept && g->stream)
+    if (kept && (g->stream || g->format->every_delta))
         g->format->delta(choice, delta);
 }
 

@@ -35,6 +35,7 @@ struct nib_reply_format {
     void (*delta)(struct nib_choice *choice, const struct nib_delta *delta); // when streaming
     void (*end)(struct nib_choice *choice);                                  // when streaming
     void (*done)(struct nib_generation *generation); // of the whole answer; ends the exchange
+    bool every_delta;                                // also when not streaming
 };
 
 struct nib_generation {
@@ -44,7 +45,9 @@ struct nib_generation {
     json_t *body; // the request; everything borrowed from it lives as long
     struct nib_unique_id id;
     long created; // seconds since 1970
-    bool chat;    // the answer is read as a chat's
+    void *state;  // the API's own
+    void (*free_state)(void *state);
+    bool chat; // the answer is read as a chat's
     // What the request asks for.
     bool stream, include_usage, logprobs;
     int64_t n, max_tokens, top_logprobs, seed;
@@ -77,7 +80,16 @@ struct nib_generation *nib_generation_create(struct nib_server *server, struct n
 // Reads what all APIs call by the same names: model, stream, stream_options, temperature, top_p, top_k, min_p, seed, stop,
 // n, penalties, logit_bias.
 bool nib_generation_read(struct nib_generation *generation, const struct nib_fields *fields);
-extern const char *const nib_generation_fields[]; // those names, NULL at the end
+// Refuses a field that is neither one of those nor in the NULL-terminated lists.
+bool nib_generation_only(const struct nib_fields *fields, const char *const *own, const char *const *ignored);
+
+// Whether the model can chat.
+bool nib_generation_chats(const struct nib_generation *generation, struct nib_api_error *error);
+
+// Renders a chat as the prompt, and what it demands of the answer.
+struct nib_chat_request;
+bool nib_generation_encode(struct nib_generation *generation, struct nib_chat_request *request,
+                           const char *prompt_field, struct nib_api_error *error);
 
 // Checks the length of the prompt and queues the choices. When streaming, the stream has then begun.
 bool nib_generation_submit(struct nib_generation *generation, const char *prompt_field,

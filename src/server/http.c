@@ -27,9 +27,14 @@ struct route {
 
 static const struct route routes[] = {
     {"/health", "GET", nib_serve_health, true},
+    {"/", "GET", nib_serve_page, true},
     {"/v1/models", "GET", nib_serve_models, false},
     {"/metrics", "GET", nib_serve_metrics, false},
     {"/v1/chat/completions", "POST", nib_serve_chat, false},
+    {"/v1/completions", "POST", nib_serve_completions, false},
+    {"/v1/responses", "POST", nib_serve_responses, false},
+    {"/tokenize", "POST", nib_serve_tokenize, false},
+    {"/detokenize", "POST", nib_serve_detokenize, false},
 };
 
 // A request on its way in. The exchange is made when it is complete.

@@ -10,8 +10,10 @@
 #include "base/map.h"
 #include "server/departures.h"
 #include "server/http.h"
+#include "server/response_store.h"
 
-#define DRAIN_SECONDS 5 // for the last bytes of answers, once all are generated
+#define STORE_BYTES (64u << 20) // of past responses
+#define DRAIN_SECONDS 5         // for the last bytes of answers, once all are generated
 
 static void between_steps(void *context)
 {
@@ -57,6 +59,7 @@ static void free_server(struct nib_server *server)
     nib_metrics_destroy(&server->metrics);
     nib_api_keys_free(&server->keys);
     nib_mask_vocabulary_free(server->vocabulary);
+    nib_response_store_free(server->responses);
     free(server->certificate);
     free(server->key);
     free(server);
@@ -83,6 +86,9 @@ nib_status nib_server_start(const struct nib_server_options *options, const stru
     nib_status status = read_files(s, err);
     if (!status)
         status = nib_mask_vocabulary_create(tokenizer, backend->vocab, &s->vocabulary, err);
+    s->responses = nib_response_store_create(STORE_BYTES);
+    if (!status && !s->responses)
+        status = nib_fail_memory(err, STORE_BYTES, "past responses");
     if (!status)
         status = nib_departures_create(&s->departures, err);
     if (!status)

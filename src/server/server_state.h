@@ -13,6 +13,7 @@
 
 struct MHD_Daemon;
 struct nib_departures;
+struct nib_response_store;
 
 struct nib_server {
     struct nib_server_options options;
@@ -21,6 +22,7 @@ struct nib_server {
     const struct nib_tokenizer *tokenizer;
     struct nib_mask_vocabulary *vocabulary; // for answers that a schema binds
     struct nib_api_keys keys;
+    struct nib_response_store *responses;
     struct nib_metrics metrics;
     struct nib_scheduler *scheduler;
     struct nib_departures *departures;
@@ -37,7 +39,12 @@ typedef void (*nib_endpoint)(struct nib_server *server, struct nib_exchange *exc
 void nib_serve_health(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
 void nib_serve_models(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
 void nib_serve_metrics(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+void nib_serve_page(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
 void nib_serve_chat(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+void nib_serve_completions(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+void nib_serve_responses(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+void nib_serve_tokenize(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+void nib_serve_detokenize(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
 
 // Parses a body; on a mistake fills `error` and returns NULL.
 json_t *nib_parse_body(struct nib_text body, struct nib_api_error *error);

@@ -1,4 +1,5 @@
 // The endpoints about the server itself.
+#include "server/chat_page.h"
 #include "server/server_state.h"
 
 void nib_serve_health(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body)
@@ -27,4 +28,11 @@ void nib_serve_metrics(struct nib_server *server, struct nib_exchange *exchange,
     else
         nib_exchange_answer_text(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", text.data, text.size);
     nib_bytes_free(&text);
+}
+
+void nib_serve_page(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body)
+{
+    (void)server;
+    (void)body;
+    nib_exchange_answer_text(exchange, 200, "text/html; charset=utf-8", nib_chat_page, nib_chat_page_size);
 }

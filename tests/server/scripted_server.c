@@ -72,11 +72,13 @@ static nib_status read_script(struct stage *stage, const struct nib_request *req
     while (from > 0 && request->prompt[from - 1] != stage->message)
         from--;
     struct nib_bytes text = {0};
-    nib_status status =
-        end < 0 ? nib_fail(err, NIB_ERR_ARGUMENT, "the prompt has no message")
-                : nib_tokenizer_decode(stage->tokenizer, request->prompt + from, (size_t)(end - from), &text, err);
+    nib_status status = NIB_OK;
+    if (end > from)
+        status = nib_tokenizer_decode(stage->tokenizer, request->prompt + from, (size_t)(end - from), &text, err);
     if (!status)
         status = encode_script(stage, text.data ? text.data : "", tokens, err);
+    if (!status && tokens->count == 0) // no script: an empty answer
+        status = nib_token_list_add(tokens, stage->stops[0], err);
     nib_bytes_free(&text);
     return status;
 }
@@ -93,10 +95,10 @@ static nib_status add(void *self, const struct nib_request *request, int64_t *id
                                .n_prompt = request->n_prompt,
                                .top = request->top_logprobs};
     nib_status status = read_script(stage, request, &added->tokens, err);
-    if (status || !added->tokens.count) {
+    if (status) {
         nib_token_list_free(&added->tokens);
         free(added);
-        return status ? status : nib_fail(err, NIB_ERR_ARGUMENT, "the script is empty");
+        return status;
     }
     struct scripted **link = &stage->first;
     while (*link)
