@@ -1,0 +1,97 @@
+"""Keys, TLS, limits on connections, slow clients; what is logged; options that are refused."""
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+
+import support
+from support import MODEL, NIBBLE, SCRATCH, model_server, scripted_server, user
+
+
+def scratch(name, text):
+    path = os.path.join(SCRATCH, name)
+    with open(path, "w") as file:
+        file.write(text)
+    return path
+
+
+class Safety(support.unittest.TestCase):
+    def test_keys(self):
+        keys = scratch("server_keys", "# two keys\nfirst-key-0123\n\n  second-key  \n")
+        with model_server("--api-key-file", keys) as server:
+            def status(key, path="/v1/models"):
+                return server.request(path, headers={"Authorization": key} if key else {})[0]
+            self.assertEqual(status("Bearer first-key-0123"), 200)
+            self.assertEqual(status("bearer second-key"), 200)
+            for key in None, "Bearer ", "Bearer first-key-012", "Bearer first-key-01234", "first-key-0123", "Bearer # two keys", "Basic x":
+                self.assertEqual(status(key), 401, key)
+            answer = server.request("/v1/models")
+            self.assertEqual(answer[1]["WWW-Authenticate"], "Bearer")
+            self.assertEqual(json.loads(answer[2])["error"]["type"], "authentication_error")
+            self.assertEqual(status(None, "/metrics"), 401)
+            self.assertEqual(status(None, "/health"), 200)
+
+    def test_tls(self):
+        certificate, key = os.path.join(SCRATCH, "server_cert.pem"), os.path.join(SCRATCH, "server_key.pem")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+                        "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate], check=True, capture_output=True)
+        with model_server("--tls-cert", certificate, "--tls-key", key) as server:
+            self.assertTrue(server.url.startswith("https://"))
+            context = ssl.create_default_context(cafile=certificate)
+            body = json.dumps({"messages": user("Calculate 52 + 78."), "temperature": 0, "stream": True}).encode()
+            with urllib.request.urlopen(urllib.request.Request(server.url + "/v1/chat/completions", body), context=context) as answer:
+                self.assertEqual(support.joined(support.parse_events(answer.read().decode()))["finish_reason"], "stop")
+
+    def test_options_that_cannot_work(self):
+        empty = scratch("server_no_keys", "# none\n")
+        for options, word in ((["--api-key-file", empty], "no API key"), (["--api-key-file", empty + ".missing"], "cannot be read"),
+                              (["--tls-cert", empty], "both"), (["--tls-cert", empty, "--tls-key", empty], "PEM"),
+                              (["--host", "no.such.host.invalid"], "no.such.host.invalid"), (["--host", "203.0.113.1"], "cannot listen")):
+            process = subprocess.run([NIBBLE, "serve", MODEL, "--port", "0", *options], capture_output=True, text=True, timeout=60)
+            self.assertEqual(process.returncode, 1, process.stderr)
+            self.assertIn(word, process.stderr)
+
+    def test_only_this_machine_by_default(self):
+        with model_server() as server:
+            self.assertRegex(server.url, r"^http://127\.0\.0\.1:\d+$")
+
+    def test_connections_per_client_and_silence_are_limited(self):
+        with scripted_server(per_client=4, timeout=1) as server:
+            host, port = server.url.split("//")[1].split(":")
+            open_ones = [socket.create_connection((host, int(port)), timeout=10) for _ in range(8)]
+            for one in open_ones:
+                one.settimeout(10)
+                try:
+                    one.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost")  # and no more
+                except OSError:
+                    pass
+            started = time.monotonic()
+            for one in open_ones:
+                try:
+                    while one.recv(4096):
+                        pass
+                except ConnectionError:
+                    pass
+                one.close()
+            self.assertLess(time.monotonic() - started, 8)
+            self.assertEqual(server.request("/health")[0], 200)
+
+    def test_what_is_said_is_not_logged(self):
+        with model_server("--log") as server:
+            server.chat(messages=user("SECRET-PROMPT"), max_tokens=3)
+            server.request("/nowhere/SECRET%0aINJECTED")
+            server.request("/v1/models?key=SECRET")
+            server.stop()
+            log = server.process.stderr.read()
+        self.assertIn("/v1/chat/completions 200", log)
+        self.assertNotIn("SECRET", log)
+        self.assertTrue(all(line.startswith("nibble: ") for line in log.splitlines()), log)
+        self.assertEqual(len(re.findall(r"^nibble: \S+ \d{3} [\d.]+ s$", log, re.M)), 3)
+
+
+if __name__ == "__main__":
+    support.main()
