@@ -156,16 +156,20 @@ static bool read_dense(struct nib_checkpoint *checkpoint, const struct nib_tenso
     return nib_checkpoint_linear(checkpoint, name, view, NULL) == NIB_OK && view->weight == tensor;
 }
 
-static nib_status refuse_blocks(const struct nib_plan *plan, const struct nib_linear_view *view,
-                                struct nib_error *err)
+// compressed-tensors' configurations describe all quantized matrices as one kind: those outside the experts have to be of
+// it, or of none.
+static nib_status refuse_mixture(const struct nib_plan *plan, const struct nib_linear_view *view,
+                                 struct nib_error *err)
 {
-    bool plain = view->kind != NIB_LINEAR_FP8 || (view->block_rows == 1 && view->block_cols == view->cols);
-    if (plan->options.form != NIB_FORM_FP8_CHANNEL || plain)
+    enum nib_form form = plan->options.form;
+    bool channel = view->kind == NIB_LINEAR_FP8 && view->block_rows == 1 && view->block_cols == view->cols;
+    if (view->kind == NIB_LINEAR_PLAIN || (form != NIB_FORM_FP8_CHANNEL && form != NIB_FORM_INT4_G32) ||
+        (form == NIB_FORM_FP8_CHANNEL && channel))
         return NIB_OK;
     char text[64];
-    return nib_fail(err, NIB_ERR_UNSUPPORTED,
-                    "%s: %s is %s, which has no place beside FP8 per channel; as bf16 it has (--dense bf16)",
-                    view->weight->file, view->weight->name, nib_linear_describe(view, text, sizeof text));
+    return nib_fail(
+        err, NIB_ERR_UNSUPPORTED, "%s: %s is %s, which has no place beside %s; as bf16 it has (--dense bf16)",
+        view->weight->file, view->weight->name, nib_linear_describe(view, text, sizeof text), nib_form_name(form));
 }
 
 static nib_status decide_dense(struct nib_plan *plan, const struct nib_tensor *tensor, enum fate *fates,
@@ -183,7 +187,7 @@ static nib_status decide_dense(struct nib_plan *plan, const struct nib_tensor *t
     else if (plan->options.dense_bf16 && view.kind != NIB_LINEAR_PLAIN)
         fates[at] = FATE_BF16;
     else
-        return refuse_blocks(plan, &view, err);
+        return refuse_mixture(plan, &view, err);
     if (view.scale)
         fates[view.scale - checkpoint->tensors] = FATE_GONE;
     return NIB_OK;

@@ -75,6 +75,15 @@ class Forms(Folders):
         self.assertIn("worst group", done.stdout)
         self.proven(SMALL, "int4")
 
+    def test_a_dry_run_says_what_would_be(self):
+        plan = self.json_of(run("inspect", MODEL, "--dry-run-convert", "per-expert", "--json"))
+        done = self.succeeds(self.convert(MODEL, "done", "--to", "per-expert"))
+        self.assertTrue(plan["possible"])
+        self.assertIn(f"{plan['tensors']} tensors in {plan['files']} files, {plan['experts']} experts", done.stdout)
+        refused = run("inspect", MODEL, "--dry-run-convert", "int4-g32")
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("swiglu_oai", refused.stdout)
+
     def test_usage(self):
         self.fails(run("convert", SMALL), 2, "usage")
         self.fails(self.convert(SMALL, "x"), 2, "--to")

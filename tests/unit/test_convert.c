@@ -197,7 +197,114 @@ static void stopping_leaves_nothing_that_looks_whole(void **state)
     assert_int_not_equal(access(test_inside(folder, "model-00001-of-00003.safetensors"), F_OK), 0);
 }
 
+// ---- Configurations ----
+
+// Multimodal models keep what concerns the text in text_config; its quantization_config stays where it is.
+static void a_nested_quantization_config_stays_nested(void **state)
+{
+    (void)state;
+    char source[4096];
+    snprintf(source, sizeof source, "%s", test_scratch("convert-nested"));
+    size_t size;
+    uint8_t *weights = test_read(test_inside(model_path(1), "model.safetensors"), &size);
+    test_write(test_inside(source, "model.safetensors"), weights, size);
+    free(weights);
+    test_write_text(
+        test_inside(source, "config.json"),
+        "{\"model_type\": \"outer\", \"rope_theta\": 1e-05, \"text_config\": {\"hidden_act\": \"silu\", "
+        "\"quantization_config\": {\"quant_method\": \"quark\"}}, \"vision_config\": {\"depth\": 27}}");
+    for (int form = 0; form < NIB_FORM_COUNT; form++) {
+        const char *folder = test_fresh("convert-from-nested"), *method = NULL;
+        struct nib_config *config;
+        struct nib_error err = {0};
+        test_convert(source, folder, to((enum nib_form)form));
+        test_proven(source, folder);
+        assert_int_equal(nib_config_load(test_inside(folder, "config.json"), &config, &err), NIB_OK);
+        assert_int_equal(nib_config_string(config, "text_config.quantization_config.quant_method", &method, &err),
+                         NIB_OK);
+        assert_true(form == NIB_FORM_FUSED ? strcmp(method, "mxfp4") == 0 : strlen(method) > 4);
+        nib_config_free(config);
+    }
+}
+
+static void a_single_file_becomes_a_folder(void **state)
+{
+    (void)state;
+    char source[4096];
+    struct nib_checkpoint *checkpoint;
+    struct nib_error err = {0};
+    snprintf(source, sizeof source, "%s", test_data("models/kimi_k2/model.safetensors"));
+    const char *folder = test_fresh("convert-single");
+    test_convert(source, folder, to(NIB_FORM_FP8_CHANNEL));
+    test_proven(source, folder);
+    assert_int_equal(nib_checkpoint_open(folder, &checkpoint, &err), NIB_OK);
+    assert_true(nib_config_has(nib_checkpoint_config(checkpoint), "quantization_config"));
+    nib_checkpoint_close(checkpoint);
+}
+
 // ---- What is refused ----
+
+static void experts_with_more_than_a_form_knows_are_refused(void **state)
+{
+    (void)state;
+    char source[4096];
+    struct nib_error err = {0};
+    struct nib_convert_report report;
+    struct nib_convert_options options = to(NIB_FORM_FUSED);
+    struct test_safetensors file = {0};
+    static const char *const names[] = {"gate_proj", "up_proj", "down_proj"};
+    static uint8_t codes[512], scales[32];
+    snprintf(source, sizeof source, "%s/model.safetensors", test_scratch("convert-more"));
+    for (int p = 0; p < 3; p++) {
+        char name[64];
+        snprintf(name, sizeof name, "m.experts.0.%s.weight", names[p]);
+        test_safetensors_add(&file, name, "U8", "[32,16]", codes, sizeof codes);
+        snprintf(name, sizeof name, "m.experts.0.%s.weight_scale", names[p]);
+        test_safetensors_add(&file, name, "U8", "[32,1]", scales, sizeof scales);
+    }
+    test_safetensors_add(&file, "m.experts.0.up_proj.input_scale", "F32", "[1]", codes, 4);
+    test_safetensors_write(&file, source);
+    assert_int_equal(nib_convert_dry_run(source, &options, &report, &err), NIB_ERR_UNSUPPORTED);
+    assert_int_equal(report.n_unmatched, 1);
+    assert_string_equal(report.unmatched[0], "m.experts.0.up_proj.input_scale");
+    nib_convert_report_free(&report);
+    assert_int_equal(nib_convert(source, test_fresh("convert-more"), &options, NULL, &err), NIB_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "input_scale"));
+}
+
+// One scale or row of a source changed: the tensor and the row are named.
+static void rows_that_cannot_be_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"gate_proj", "up_proj", "down_proj"};
+    static uint8_t codes[64 * 32];
+    uint8_t scales[2][64 * 2];
+    struct nib_error err = {0};
+    memset(codes, 0x22, sizeof codes);
+    for (int nan = 0; nan < 2; nan++) {
+        char source[4096];
+        struct test_safetensors file = {0};
+        snprintf(source, sizeof source, "%s/model.safetensors", test_scratch("convert-row"));
+        memset(scales, 127, sizeof scales);
+        scales[1][2 * 41] = nan ? 255 : 127 + 13; // 13 binades above the row's other block
+        for (int p = 0; p < 3; p++) {
+            char name[64];
+            snprintf(name, sizeof name, "m.experts.0.%s.weight", names[p]);
+            test_safetensors_add(&file, name, "U8", "[64,32]", codes, sizeof codes);
+            snprintf(name, sizeof name, "m.experts.0.%s.weight_scale", names[p]);
+            test_safetensors_add(&file, name, "U8", "[64,2]", scales[p == 1], sizeof scales[0]);
+        }
+        test_safetensors_write(&file, source);
+        for (int form = 0; form < NIB_FORM_COUNT; form++) {
+            struct nib_convert_options options = to((enum nib_form)form);
+            nib_status status = nib_convert(source, test_fresh("convert-row"), &options, NULL, &err);
+            bool refused = nan || form == NIB_FORM_FP8_CHANNEL;
+            assert_int_equal(status, nan ? NIB_ERR_FORMAT : refused ? NIB_ERR_UNSUPPORTED : NIB_OK);
+            if (refused && (!strstr(err.message, "m.experts.0.up_proj.weight") || !strstr(err.message, "row 41:")))
+                fail_msg("%s", err.message);
+        }
+    }
+}
 
 static void refuses(const char *source, const char *destination, struct nib_convert_options options,
                     nib_status status, const char *says)
@@ -248,6 +355,10 @@ int main(void)
         cmocka_unit_test(shards_make_the_same_as_one_run),
         cmocka_unit_test(resuming_keeps_whole_files_and_ends_the_same),
         cmocka_unit_test(stopping_leaves_nothing_that_looks_whole),
+        cmocka_unit_test(a_nested_quantization_config_stays_nested),
+        cmocka_unit_test(a_single_file_becomes_a_folder),
+        cmocka_unit_test(experts_with_more_than_a_form_knows_are_refused),
+        cmocka_unit_test(rows_that_cannot_be_are_refused_by_name),
         cmocka_unit_test(what_cannot_work_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

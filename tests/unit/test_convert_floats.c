@@ -349,14 +349,21 @@ static void dense_matrices_are_kept_or_become_bf16(void **state)
         assert_non_null(nib_checkpoint_peek(checkpoint, "a.empty"));
         nib_checkpoint_close(checkpoint);
     }
-    // FP8 in blocks cannot be described beside FP8 per channel.
+    // Neither FP8 in blocks nor MXFP4 can be described beside FP8 per channel, and nothing beside int4.
     struct nib_convert_options options = {.form = NIB_FORM_FP8_CHANNEL};
     assert_int_equal(nib_convert(source, test_fresh("dense"), &options, NULL, &err), NIB_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.message, "a.block.weight"));
+    options.form = NIB_FORM_INT4_G32;
+    options.lossy = true;
+    assert_int_equal(nib_convert(source, test_fresh("dense"), &options, NULL, &err), NIB_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "beside int4-g32"));
     options.dense_bf16 = true;
-    const char *folder = test_fresh("dense");
-    test_convert(source, folder, options);
-    test_proven(source, folder);
+    for (int form = 0; form < NIB_FORM_COUNT; form++) {
+        const char *folder = test_fresh("dense");
+        options.form = (enum nib_form)form;
+        test_convert(source, folder, options);
+        test_proven(source, folder);
+    }
 }
 
 static void a_dtype_map_chooses(void **state)
