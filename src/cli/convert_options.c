@@ -1,6 +1,7 @@
 #include "cli/convert_options.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define FORMS "fused|per-expert|fp8-channel|int4-g32|mxfp4"
@@ -73,12 +74,11 @@ static bool mistake(const char *text, int *exit_code)
 
 static bool read_shard(const char *text, struct nib_convert_options *options)
 {
-    long long shard, shards;
-    char rest;
     if (!text)
         return true;
-    if (sscanf(text, "%lld/%lld%c", &shard, &shards, &rest) != 2 || shards < 1 || shard < 1 || shard > shards ||
-        shards > 100000)
+    char *end;
+    long long shard = strtoll(text, &end, 10), shards = *end == '/' ? strtoll(end + 1, &end, 10) : 0;
+    if (*end || shard < 1 || shard > shards || shards > 100000)
         return false;
     options->shard = shard;
     options->shards = shards;

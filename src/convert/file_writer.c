@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,16 +27,15 @@ static void release(struct nib_file_writer *writer)
     *writer = (struct nib_file_writer){.fd = -1};
 }
 
-static nib_status make_names(struct nib_file_writer *writer, const char *folder, const char *name,
-                             struct nib_error *err)
+static bool make_names(struct nib_file_writer *writer, const char *folder, const char *name)
 {
     size_t bytes = strlen(folder) + strlen(name) + sizeof "/.part";
     *writer = (struct nib_file_writer){.fd = -1, .folder = strdup(folder), .path = nib_path_join(folder, name)};
     writer->partial = malloc(bytes);
     if (!writer->folder || !writer->path || !writer->partial)
-        return nib_fail_memory(err, bytes, "a file name");
+        return false;
     stpcpy(stpcpy(writer->partial, writer->path), ".part");
-    return NIB_OK;
+    return true;
 }
 
 // Room is claimed beforehand, so that a full disk shows before hours of work. Where the file system cannot say, the
@@ -53,24 +53,24 @@ static nib_status claim_room(struct nib_file_writer *writer, uint64_t size, stru
 nib_status nib_file_begin(struct nib_file_writer *writer, const char *folder, const char *name, uint64_t size,
                           struct nib_error *err)
 {
-    nib_status status = make_names(writer, folder, name, err);
-    if (status != NIB_OK) {
+    if (!make_names(writer, folder, name)) {
         release(writer);
-        return status;
+        nib_fail_memory(err, strlen(folder) + strlen(name), "a file name");
+        return NIB_ERR_MEMORY;
     }
     writer->fd = open(writer->partial, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (writer->fd < 0) {
-        status = fail(writer, "create", err);
+        fail(writer, "create", err);
         release(writer);
-        return status;
+        return NIB_ERR_IO;
     }
     // The lock ends with the process that holds it, however that ends.
     if (flock(writer->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        status = nib_fail(err, NIB_ERR_IO, "%s: another process is writing it", writer->partial);
+        nib_fail(err, NIB_ERR_IO, "%s: another process is writing it", writer->partial);
         release(writer);
-        return status;
+        return NIB_ERR_IO;
     }
-    status = ftruncate(writer->fd, 0) == 0 ? NIB_OK : fail(writer, "empty", err);
+    nib_status status = ftruncate(writer->fd, 0) == 0 ? NIB_OK : fail(writer, "empty", err);
     if (status == NIB_OK)
         status = claim_room(writer, size, err);
     if (status != NIB_OK)

@@ -243,11 +243,12 @@ static nib_status add_dense(struct nib_plan *plan, const struct nib_tensor *tens
                             struct nib_error *err)
 {
     char name[NIB_NAME_CAPACITY];
-    struct nib_linear_view view;
+    struct nib_linear_view view = {0};
     struct nib_unit *unit = nib_plan_add(plan);
     if (!unit)
         return nib_fail_memory(err, sizeof *unit, "a plan");
-    read_dense(plan->source->checkpoint, tensor, name, &view);
+    if (!read_dense(plan->source->checkpoint, tensor, name, &view))
+        return nib_fail(err, NIB_ERR_FORMAT, "%s: %s: is no matrix any more", tensor->file, tensor->name);
     unit->own = nib_source_linear(&view);
     unit->rows = view.rows;
     unit->cols = view.cols;
@@ -277,8 +278,9 @@ static nib_status add_units(struct nib_plan *plan, const enum fate *fates /* [co
 {
     const struct nib_checkpoint *checkpoint = plan->source->checkpoint;
     for (size_t i = 0; i < checkpoint->count; i++) {
-        const struct nib_tensor *tensor = plan->source->order[i];
-        enum fate fate = fates[tensor - checkpoint->tensors];
+        size_t number = plan->source->order[i];
+        const struct nib_tensor *tensor = &checkpoint->tensors[number];
+        enum fate fate = fates[number];
         nib_status status = NIB_OK;
         if (fate == FATE_COPY)
             status = add_copy(plan, tensor, err);
@@ -429,8 +431,9 @@ nib_status nib_plan_make(const struct nib_source *source, const struct nib_conve
 {
     *plan = (struct nib_plan){.options = *options, .source = source};
     enum fate *fates = calloc(source->checkpoint->count + 1, sizeof *fates);
-    nib_status status =
-        fates ? make_metadata(plan, err) : nib_fail_memory(err, source->checkpoint->count, "a plan");
+    if (!fates)
+        return nib_fail_memory(err, source->checkpoint->count, "a plan");
+    nib_status status = make_metadata(plan, err);
     if (status == NIB_OK)
         status = decide(plan, fates, err);
     if (status == NIB_OK)

@@ -16,8 +16,9 @@ static json_t *entry_json(const struct nib_output *output)
     json_t *shape = json_array();
     for (int d = 0; d < output->rank; d++)
         json_array_append_new(shape, json_integer(output->shape[d]));
+    uint64_t end = output->offset + output->bytes;
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", nib_dtype_name(output->dtype), "shape", shape,
-                     "data_offsets", (json_int_t)output->offset, (json_int_t)(output->offset + output->bytes));
+                     "data_offsets", (json_int_t)output->offset, (json_int_t)end);
 }
 
 static char *header_text(const struct nib_plan *plan, const struct nib_plan_file *file)
@@ -40,14 +41,14 @@ nib_status nib_plan_header(const struct nib_plan *plan, size_t file, uint8_t **b
     char *text = header_text(plan, &plan->files[file]);
     size_t length = text ? strlen(text) : 0;
     size_t total = (8 + length + HEADER_ALIGNMENT - 1) / HEADER_ALIGNMENT * HEADER_ALIGNMENT;
-    uint8_t *made = text ? malloc(total) : NULL;
+    uint8_t *made = text ? malloc(total + 1) : NULL;
     if (!made) {
         free(text);
         return nib_fail_memory(err, total, "a safetensors header");
     }
     for (int i = 0; i < 8; i++)
         made[i] = (uint8_t)((uint64_t)(total - 8) >> 8 * i);
-    memcpy(made + 8, text, length);
+    memcpy(made + 8, text, length + 1);
     memset(made + 8 + length, ' ', total - 8 - length);
     free(text);
     *bytes = made;

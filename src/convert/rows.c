@@ -187,21 +187,26 @@ static void bf16_row(const struct nib_unit *unit, const struct place *place, uin
 
 // ---- A run of rows ----
 
+// Where output o of the run's row r goes.
+static uint8_t *row_at(const struct nib_unit *unit, uint8_t *const *out, int o, int64_t r)
+{
+    return out[o] + (uint64_t)r * unit->outputs[o].row_bytes;
+}
+
 static nib_status make_row(const struct nib_plan *plan, const struct nib_unit *unit, const struct place *place,
-                           uint8_t *const *row /* [n_outputs] */, struct nib_row_stats *stats,
-                           struct nib_error *err)
+                           uint8_t *weight, uint8_t *scale, struct nib_row_stats *stats, struct nib_error *err)
 {
     switch (unit->recipe) {
     case NIB_RECIPE_MXFP4:
-        return mxfp4_row(plan, unit, place, row[0], row[1], err);
+        return mxfp4_row(plan, unit, place, weight, scale, err);
     case NIB_RECIPE_FP8:
-        return fp8_row(plan, unit, place, row[0], row[1], stats, err);
+        return fp8_row(plan, unit, place, weight, scale, stats, err);
     case NIB_RECIPE_INT4:
-        return int4_row(plan, unit, place, row[0], row[1], stats, err);
+        return int4_row(plan, unit, place, weight, scale, stats, err);
     case NIB_RECIPE_ENCODE:
-        return encode_row(plan, unit, place, row[0], row[1], stats, err);
+        return encode_row(plan, unit, place, weight, scale, stats, err);
     case NIB_RECIPE_BF16:
-        bf16_row(unit, place, row[0]);
+        bf16_row(unit, place, weight);
         return NIB_OK;
     case NIB_RECIPE_COPY:
         break;
@@ -230,12 +235,11 @@ nib_status nib_make_rows(const struct nib_plan *plan, const struct nib_unit *uni
     nib_status status = NIB_OK;
     for (int64_t r = 0; status == NIB_OK && r < count; r++) {
         struct place place = place_of(unit, first + r);
-        uint8_t *row[NIB_UNIT_OUTPUTS];
-        for (int o = 0; o < unit->n_outputs; o++)
-            row[o] = out[o] ? out[o] + (size_t)r * unit->outputs[o].row_bytes : NULL;
-        status = make_row(plan, unit, &place, row, stats, err);
+        // A unit of one tensor makes no use of a second place.
+        uint8_t *scale = row_at(unit, out, unit->n_outputs > 1, r);
+        status = make_row(plan, unit, &place, row_at(unit, out, 0, r), scale, stats, err);
         if (status == NIB_OK && place.matrix->bias)
-            copy_bias(unit, &place, row[unit->n_outputs - 1]);
+            copy_bias(unit, &place, row_at(unit, out, unit->n_outputs - 1, r));
     }
     return status;
 }

@@ -113,7 +113,7 @@ static nib_status read_order(struct nib_source *source, struct nib_error *err)
     size_t next = 0;
     for (size_t f = 0; f < checkpoint->file_count; f++)
         for (size_t i = 0; i < checkpoint->files[f].count; i++)
-            source->order[next++] = nib_checkpoint_peek(checkpoint, checkpoint->files[f].tensors[i].name);
+            source->order[next++] = nib_checkpoint_lower_bound(checkpoint, checkpoint->files[f].tensors[i].name);
     return NIB_OK;
 }
 

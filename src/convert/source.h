@@ -41,8 +41,8 @@ struct nib_group {
 
 struct nib_source {
     struct nib_checkpoint *checkpoint;
-    const struct nib_tensor **order; /* [tensors] as they lie in the files */
-    struct nib_group *groups;        /* [n_groups] by layer */
+    size_t *order;            /* [tensors] their numbers, in the order in which they lie in the files */
+    struct nib_group *groups; /* [n_groups] by layer */
     size_t n_groups;
 };
 

@@ -165,13 +165,11 @@ static nib_status read_part(struct nib_checkpoint *checkpoint, const char *prefi
 
 static int64_t count_experts(const struct nib_checkpoint *checkpoint, const char *prefix, const char *projection)
 {
-    char weight[NIB_NAME_CAPACITY + 8];
+    char name[NIB_NAME_CAPACITY], weight[32];
     int64_t count = 0;
+    snprintf(weight, sizeof weight, "%s.weight", projection);
     for (;; count++) {
-        if (!expert_name(weight, prefix, count, projection))
-            return count;
-        strcat(weight, ".weight");
-        if (!nib_checkpoint_peek(checkpoint, weight))
+        if (!expert_name(name, prefix, count, weight) || !nib_checkpoint_peek(checkpoint, name))
             return count;
     }
 }

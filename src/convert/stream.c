@@ -149,8 +149,8 @@ static nib_status work_item(const struct nib_plan *plan, const struct item *item
                             struct nib_error *err)
 {
     const struct nib_unit *unit = item->unit;
-    uint8_t *out[NIB_UNIT_OUTPUTS];
-    size_t sizes[NIB_UNIT_OUTPUTS];
+    uint8_t *out[NIB_UNIT_OUTPUTS] = {NULL};
+    size_t sizes[NIB_UNIT_OUTPUTS] = {0};
     for (int o = 0; o < unit->n_outputs; o++) {
         const struct nib_output *output = &unit->outputs[o];
         sizes[o] = (size_t)((uint64_t)item->count * output->row_bytes);
