@@ -151,7 +151,7 @@ struct nib_vocabulary nib_vocabulary_of(const struct nib_tokenizer *tokenizer);
 // One family's way of writing conversations: a table of functions, defined in one file each.
 struct nib_chat_format;
 
-// "harmony"; NULL if there is none of that name.
+// "harmony", "chatml"; NULL if there is none of that name.
 const struct nib_chat_format *nib_chat_format_find(const char *name);
 
 // A format over a vocabulary.
@@ -161,6 +161,9 @@ struct nib_chat;
 // vocabulary is copied, its `self` borrowed until nib_chat_close.
 nib_status nib_chat_open(const struct nib_chat_format *format, const struct nib_vocabulary *vocabulary,
                          struct nib_chat **chat, struct nib_error *err);
+// The first format whose control tokens the vocabulary has; NIB_ERR_NOT_FOUND when there is none.
+nib_status nib_chat_open_fitting(const struct nib_vocabulary *vocabulary, struct nib_chat **chat,
+                                 struct nib_error *err);
 void nib_chat_close(struct nib_chat *chat);
 
 // The tokens at which sampling stops. Owned by the chat.

@@ -50,13 +50,10 @@ static nib_status open_chat(struct talk *talk, const char *model, struct nib_err
 {
     struct nib_vocabulary vocabulary = nib_vocabulary_of(talk->session.tokenizer);
     struct nib_error why;
-    nib_status status = nib_chat_open(nib_chat_format_find("harmony"), &vocabulary, &talk->chat, &why);
+    nib_status status = nib_chat_open_fitting(&vocabulary, &talk->chat, &why);
     if (status == NIB_ERR_NOT_FOUND)
-        return nib_fail(
-            err, NIB_ERR_UNSUPPORTED,
-            "%s: nibble cannot chat with it, its tokenizer is not one for harmony (%s); --raw completes "
-            "text",
-            model, why.message);
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "%s: nibble cannot chat with it (%s); --raw completes text",
+                        model, why.message);
     if (status)
         *err = why;
     return status;

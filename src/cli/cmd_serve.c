@@ -55,7 +55,7 @@ static nib_status serve(struct serve *s, sigset_t *signals, struct nib_error *er
         return status;
     struct nib_vocabulary vocabulary = nib_vocabulary_of(session.tokenizer);
     struct nib_error why;
-    if (nib_chat_open(nib_chat_format_find("harmony"), &vocabulary, &chat, &why))
+    if (nib_chat_open_fitting(&vocabulary, &chat, &why))
         fprintf(stderr, "nibble: %s; this model only completes\n", why.message);
     s->server.stop_tokens = session.stop_tokens;
     s->server.n_stop_tokens = session.n_stop_tokens;

@@ -39,7 +39,7 @@ nib_status open_tokenizer(const char *folder, struct nib_tokenizer **tokenizer, 
     return nib_tokenizer_open(tokenizer, folder, nib_tokenizer_preset_find("o200k_harmony"), err);
 }
 
-// Ids from the configs; a folder without any still stops at harmony's ends of turn.
+// Ids from the configs; a folder without any still stops at harmony's and ChatML's ends of turn.
 static nib_status read_stop_tokens(struct session *session, struct nib_error *err)
 {
     int capacity = (int)(sizeof session->stop_tokens / sizeof *session->stop_tokens), count = 0;
@@ -47,7 +47,7 @@ static nib_status read_stop_tokens(struct session *session, struct nib_error *er
                                                capacity, &count, err);
     if (status)
         return status;
-    static const char *const ends[] = {"<|return|>", "<|call|>", "<|endoftext|>"};
+    static const char *const ends[] = {"<|return|>", "<|call|>", "<|endoftext|>", "<|im_end|>"};
     for (size_t i = 0; i < sizeof ends / sizeof *ends && count < capacity; i++) {
         int32_t id = nib_tokenizer_find_added(session->tokenizer, ends[i]);
         bool known = id < 0;

@@ -4,9 +4,10 @@
 
 #include <stdlib.h>
 
+static const struct nib_chat_format *const formats[] = {&nib_chat_harmony, &nib_chat_chatml, NULL};
+
 const struct nib_chat_format *nib_chat_format_find(const char *name)
 {
-    static const struct nib_chat_format *const formats[] = {&nib_chat_harmony, NULL};
     for (size_t i = 0; formats[i]; i++)
         if (strcmp(formats[i]->name, name) == 0)
             return formats[i];
@@ -34,6 +35,17 @@ nib_status nib_chat_open(const struct nib_chat_format *format, const struct nib_
     }
     *chat = opened;
     return NIB_OK;
+}
+
+nib_status nib_chat_open_fitting(const struct nib_vocabulary *vocabulary, struct nib_chat **chat,
+                                 struct nib_error *err)
+{
+    nib_status status = NIB_ERR_NOT_FOUND;
+    for (size_t i = 0; status == NIB_ERR_NOT_FOUND && formats[i]; i++)
+        status = nib_chat_open(formats[i], vocabulary, chat, err);
+    if (status == NIB_ERR_NOT_FOUND)
+        nib_fail(err, status, "the vocabulary has the control tokens of neither harmony nor ChatML");
+    return status;
 }
 
 void nib_chat_close(struct nib_chat *chat)

@@ -26,7 +26,7 @@ struct nib_chat_format {
     void (*finish)(struct nib_chat_parser *);
 };
 
-extern const struct nib_chat_format nib_chat_harmony;
+extern const struct nib_chat_format nib_chat_harmony, nib_chat_chatml;
 
 struct nib_chat {
     const struct nib_chat_format *format;

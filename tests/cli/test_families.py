@@ -272,5 +272,31 @@ class Forms(support.Test):
         self.assertEqual(tied, self.check(checkpoint.write("copied"), "qwen3_moe"))
 
 
+class Chat(support.Test):
+    def folder(self, *renamed):
+        target = os.path.join(SCRATCH, "renamed")
+        os.makedirs(SCRATCH, exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(support.MODEL, target)
+        with open(os.path.join(target, "tokenizer.json"), encoding="utf-8") as file:
+            text = file.read()
+        for old, new in renamed:
+            text = text.replace(f'"{old}"', f'"{new}"')
+        with open(os.path.join(target, "tokenizer.json"), "w", encoding="utf-8") as file:
+            file.write(text)
+        return target
+
+    def test_the_vocabulary_chooses_chatml(self):
+        folder = self.folder(("<|start|>", "<|im_start|>"), ("<|end|>", "<|im_end|>"))
+        got = self.json_of(run("run", folder, "--prompt", "Hello", "--json", "--temperature", "0", "--max-tokens", "8"))
+        self.assertTrue(got["messages"])
+        self.assertEqual(got["messages"][-1]["channel"], "final")
+
+    def test_no_format_fits(self):
+        folder = self.folder(("<|start|>", "<|begin|>"))
+        self.fails(run("run", folder, "--prompt", "Hello"), 1, "neither harmony nor ChatML", "--raw")
+        self.succeeds(run("run", folder, "--prompt", "Hello", "--raw", "--max-tokens", "4"))
+
+
 if __name__ == "__main__":
     support.main()

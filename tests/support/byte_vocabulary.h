@@ -1,20 +1,40 @@
 // A vocabulary that needs no file: token 0..255 is that byte, then come harmony's control tokens, two control tokens
-// that mean nothing to it, and a few whole words as a real tokenizer has them.
+// that mean nothing to it, a few whole words as a real tokenizer has them, and ChatML's control tokens.
 #ifndef NIB_TEST_BYTE_VOCABULARY_H
 #define NIB_TEST_BYTE_VOCABULARY_H
 
 #include "nibble/chat.h"
 
-enum { BYTE_CONTROLS = 256, BYTE_WORDS = 266, BYTE_TOKENS = 284 };
+enum { BYTE_CONTROLS = 256, BYTE_WORDS = 266, BYTE_TOKENS = 290, BYTE_IM_START = 290, BYTE_IM_END = 291 };
 
 static const char *const byte_controls[] = {"<|start|>",       "<|end|>",     "<|message|>", "<|channel|>",
                                             "<|constrain|>",   "<|return|>",  "<|call|>",    "<|endoftext|>",
                                             "<|startoftext|>", "<|reserved|>"};
 
-static const char *const byte_words[] = {"assistant",    "user",     "system",    "functions",  " to=functions.f",
-                                         " to=",         "analysis", "final",     "commentary", " json",
-                                         "json",         ":x",       "{\"a\":1}", "\xc3\xa9",   "\xf0\x9f\x98",
-                                         "\x80\xe2\x82", " ",        "tool"};
+static const char *const byte_words[] = {"assistant",
+                                         "user",
+                                         "system",
+                                         "functions",
+                                         " to=functions.f",
+                                         " to=",
+                                         "analysis",
+                                         "final",
+                                         "commentary",
+                                         " json",
+                                         "json",
+                                         ":x",
+                                         "{\"a\":1}",
+                                         "\xc3\xa9",
+                                         "\xf0\x9f\x98",
+                                         "\x80\xe2\x82",
+                                         " ",
+                                         "tool",
+                                         "<think>",
+                                         "</think>",
+                                         "<tool_call>",
+                                         "</tool_call>",
+                                         "\n",
+                                         "user\n"};
 
 static inline int32_t byte_control(const void *self, const char *spelling)
 {
@@ -22,7 +42,9 @@ static inline int32_t byte_control(const void *self, const char *spelling)
     for (int i = 0; i < BYTE_WORDS - BYTE_CONTROLS; i++)
         if (strcmp(spelling, byte_controls[i]) == 0)
             return BYTE_CONTROLS + i;
-    return -1;
+    if (strcmp(spelling, "<|im_start|>") == 0)
+        return BYTE_IM_START;
+    return strcmp(spelling, "<|im_end|>") == 0 ? BYTE_IM_END : -1;
 }
 
 static inline struct nib_text byte_bytes(const void *self, int32_t token)
