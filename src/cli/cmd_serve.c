@@ -1,8 +1,10 @@
 // nibble serve: the model in a checkpoint folder as an OpenAI-compatible server.
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/path.h"
 #include "cli/commands.h"
@@ -17,30 +19,37 @@ struct serve {
     int64_t port, grace;
 };
 
-// Waits for SIGTERM or SIGINT; a second one while the server stops cuts answers off.
+// While the server stops, a second signal cuts answers off.
+struct stopping {
+    struct nib_server *server;
+    const sigset_t *signals;
+    atomic_bool done;
+};
+
 static void *hurry_on_signal(void *context)
 {
-    sigset_t *signals = (sigset_t *)((void **)context)[1];
-    int number;
-    sigwait(signals, &number);
-    nib_server_hurry(((void **)context)[0]);
+    struct stopping *stopping = context;
+    const struct timespec pause = {0, 100 * 1000 * 1000};
+    while (!atomic_load(&stopping->done))
+        if (sigtimedwait(stopping->signals, NULL, &pause) > 0)
+            nib_server_hurry(stopping->server);
     return NULL;
 }
 
-static void serve_until_signal(struct nib_server *server, sigset_t *signals, double grace)
+static void serve_until_signal(struct nib_server *server, const sigset_t *signals, double grace)
 {
     int number;
     fprintf(stderr, "nibble: serving at %s\n", nib_server_url(server));
     sigwait(signals, &number);
     fprintf(stderr, "nibble: stopping; answers under way have %.0f s\n", grace);
-    void *context[2] = {server, signals};
+    struct stopping stopping = {.server = server, .signals = signals};
     pthread_t second;
-    bool watching = !pthread_create(&second, NULL, hurry_on_signal, context);
+    bool watching = !pthread_create(&second, NULL, hurry_on_signal, &stopping);
     nib_server_stop(server, grace);
-    if (watching) {
-        pthread_cancel(second); // sigwait is a cancellation point
+    atomic_store(&stopping.done, true);
+    if (watching)
         pthread_join(second, NULL);
-    }
+    nib_server_free(server);
 }
 
 static nib_status serve(struct serve *s, sigset_t *signals, struct nib_error *err)

@@ -52,7 +52,7 @@ static nib_status read_files(struct nib_server *server, struct nib_error *err)
     return status;
 }
 
-static void free_server(struct nib_server *server)
+void nib_server_free(struct nib_server *server)
 {
     nib_scheduler_free(server->scheduler);
     nib_departures_free(server->departures);
@@ -96,7 +96,7 @@ nib_status nib_server_start(const struct nib_server_options *options, const stru
     if (!status && (status = nib_http_start(s, err)))
         nib_scheduler_stop(s->scheduler, 0);
     if (status) {
-        free_server(s);
+        nib_server_free(s);
         return status;
     }
     *server = s;
@@ -115,8 +115,6 @@ void nib_server_hurry(struct nib_server *server)
 
 void nib_server_stop(struct nib_server *server, double grace)
 {
-    if (!server)
-        return;
     nib_http_refuse(server);
     nib_scheduler_stop(server->scheduler, grace);
     // Every answer has its last byte now; what remains is to send them.
@@ -124,7 +122,6 @@ void nib_server_stop(struct nib_server *server, double grace)
     for (int i = 0; i < DRAIN_SECONDS * 100 && atomic_load(&server->exchanges) > 0; i++)
         nanosleep(&pause, NULL);
     nib_http_stop(server);
-    free_server(server);
 }
 
 struct nib_unique_id nib_make_id(const char *prefix)

@@ -34,10 +34,11 @@ nib_status nib_server_start(const struct nib_server_options *options, const stru
 // "http://127.0.0.1:8000"
 const char *nib_server_url(const struct nib_server *server);
 
-// Takes no more requests, gives those under way `grace` seconds, cuts off the rest (they end with a finish reason),
-// and frees everything. NULL is fine.
+// Takes no more requests, gives those under way `grace` seconds, and cuts off the rest (they end with a finish reason).
+// nib_server_free afterwards.
 void nib_server_stop(struct nib_server *server, double grace);
 // Ends the grace of a stop that another thread waits in.
 void nib_server_hurry(struct nib_server *server);
+void nib_server_free(struct nib_server *server);
 
 #endif

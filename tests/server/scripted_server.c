@@ -236,6 +236,7 @@ int main(int argc, char **argv)
     int number;
     sigwait(&signals, &number);
     nib_server_stop(server, (double)option(argc, argv, "grace", 5));
+    nib_server_free(server);
     nib_chat_close(chat);
     nib_tokenizer_close(tokenizer);
     return 0;

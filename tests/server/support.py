@@ -40,10 +40,11 @@ class Server:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.stop()
+    def __exit__(self, kind, *_):
+        code = self.stop() if self.process.poll() is None else self.process.returncode
         self.process.stderr.close()
+        if kind is None and code != 0:
+            raise AssertionError(f"the server ended with {code}")
 
     def stop(self, timeout=60):
         """SIGTERM; the exit code."""

@@ -105,7 +105,8 @@ class Fuzz(support.unittest.TestCase):
             data = make_request(rng)
             status, answer = send(port, data)
             seen[status] += 1
-            self.assertNotEqual(status[:1], "5", (data, answer))
+            if status != "505":  # what HTTP says to a version that is not 1.x
+                self.assertNotEqual(status[:1], "5", (data, answer))
         return seen
 
     def test_malformed_requests(self):
