@@ -90,6 +90,10 @@ nib_status nib_guide_create(const struct nib_chat *chat, const struct nib_tokeni
                             const struct nib_mask_vocabulary *vocabulary, const struct nib_guide_branch *branches,
                             size_t count, struct nib_guide **guide, struct nib_error *err)
 {
+    if (chat->format != &nib_chat_harmony)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED,
+                        "answers in a demanded form need harmony, and this model's format is %s",
+                        chat->format->name);
     if (count > MAX_BRANCHES)
         return nib_fail(err, NIB_ERR_LIMIT, "more than %d kinds of messages", MAX_BRANCHES);
     struct nib_guide *g = calloc(1, sizeof *g);
