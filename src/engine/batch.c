@@ -24,6 +24,7 @@ struct running {
 };
 
 struct nib_batch {
+    struct nib_error begin_error; // why the last waiting request could not begin
     struct nib_engine *engine;
     void (*on_event)(void *context, const struct nib_event *event);
     void *context;
@@ -102,6 +103,9 @@ static nib_status check_request(const struct nib_engine *engine, const struct ni
                             request->prompt[i], vocab - 1);
     if (request->max_tokens < 0)
         return nib_fail(err, NIB_ERR_ARGUMENT, "max_tokens %d is negative", request->max_tokens);
+    if (request->n_stop_tokens < 0 || request->n_bias < 0)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "%d stop tokens, %d biases", request->n_stop_tokens,
+                        request->n_bias);
     if (request->top_logprobs < -1 || request->top_logprobs > NIB_MAX_TOP_LOGPROBS)
         return nib_fail(err, NIB_ERR_ARGUMENT, "top_logprobs %d is not in -1 .. %d", request->top_logprobs,
                         NIB_MAX_TOP_LOGPROBS);
@@ -119,7 +123,7 @@ nib_status nib_batch_add(struct nib_batch *batch, const struct nib_request *requ
     if (!r)
         return nib_fail_memory(err, sizeof *r, "a request");
     r->tokens = malloc((size_t)request->n_prompt * sizeof *r->tokens);
-    r->stop_tokens = malloc((size_t)(request->n_stop_tokens + 1) * sizeof *r->stop_tokens);
+    r->stop_tokens = malloc(((size_t)request->n_stop_tokens + 1) * sizeof *r->stop_tokens);
     if (!r->tokens || !r->stop_tokens) {
         free_running(r);
         return nib_fail_memory(err, (unsigned long long)request->n_prompt * 4, "a prompt");
@@ -237,10 +241,18 @@ static void put_feed(struct nib_batch *batch, int *n, struct running *r, const i
 // Gives a waiting request its sequence, and what the prefix cache knows of its prompt.
 static bool begin(struct nib_batch *batch, struct running *r)
 {
-    if (nib_sequence_create(batch->engine, &r->sequence, NULL))
+    if (nib_sequence_create(batch->engine, &r->sequence, &batch->begin_error))
         return false;
     r->fed = r->cached = nib_sequence_reuse(r->sequence, r->tokens, r->n_prompt);
     return true;
+}
+
+// Back to waiting: its pages go to the others, and it begins anew when there are enough.
+static void make_wait(struct running *r)
+{
+    nib_sequence_free(r->sequence);
+    r->sequence = NULL;
+    r->fed = r->cached = 0;
 }
 
 // Decodes first, so that running answers keep flowing; then the prompts in order of arrival, as far as tokens last.
@@ -261,8 +273,11 @@ static int form_step(struct nib_batch *batch)
             break; // those behind it wait too: first come, first served
         int32_t chunk = r->n_prompt - r->fed < left ? r->n_prompt - r->fed : left;
         bool last = r->fed + chunk == r->n_prompt;
-        if ((last && outputs == 0) || !pages_left_for(batch, n, r, chunk))
+        if ((last && outputs == 0) || !pages_left_for(batch, n, r, chunk)) {
+            if (r->fed == r->cached)
+                make_wait(r); // it holds nothing of its own: it must not count among those that do
             break;
+        }
         put_feed(batch, &n, r, r->tokens + r->fed, chunk, last ? NIB_OUTPUTS_LAST : NIB_OUTPUTS_NONE);
         left -= chunk;
         outputs -= last;
@@ -299,6 +314,11 @@ static void sample(struct nib_batch *batch, struct running *r, const float *logi
         return;
     }
     int32_t token = nib_sampler_pick(&r->sampler, &batch->scratch, allowed, vocab);
+    if (token < 0) {
+        nib_fail(&err, NIB_ERR_FORMAT, "the model's logits are not numbers: its weights hold NaN or infinity");
+        end_with_error(batch, r, &event, &err);
+        return;
+    }
     if (nib_logit_rules_accept(&r->rules, token, &err)) {
         end_with_error(batch, r, &event, &err);
         return;
@@ -309,8 +329,8 @@ static void sample(struct nib_batch *batch, struct running *r, const float *logi
     event.token.token = token;
     if (r->top_logprobs >= 0) {
         event.top = top;
-        event.n_top = r->top_logprobs < vocab ? r->top_logprobs : vocab;
-        nib_logprobs(&batch->scratch, logits, vocab, token, &event.token.logprob, top, event.n_top);
+        event.n_top =
+            nib_logprobs(&batch->scratch, logits, vocab, token, &event.token.logprob, top, r->top_logprobs);
     }
     if (is_stop(r, token))
         finish(batch, r, &event, NIB_FINISH_STOP);
@@ -320,20 +340,29 @@ static void sample(struct nib_batch *batch, struct running *r, const float *logi
         batch->on_event(batch->context, &event);
 }
 
-// Nothing could be fed although requests are left: the youngest that holds pages gives way, or nobody ever moves.
-static void evict_youngest(struct nib_batch *batch)
+// Nothing could be fed although requests are left, so one must give way or nobody ever moves: the youngest that holds a
+// sequence. If it has said nothing yet and is not the only one, it waits again; otherwise it ends with an error.
+static void give_way(struct nib_batch *batch)
 {
     struct running *youngest = NULL;
+    int holders = 0;
     for (struct running *r = batch->first; r; r = r->next)
-        if (r->sequence)
+        if (r->sequence) {
             youngest = r;
-    if (!youngest)
+            holders++;
+        }
+    if (youngest && youngest->generated == 0 && holders > 1) {
+        make_wait(youngest);
         return;
+    }
     struct nib_error full;
     nib_fail(&full, NIB_ERR_LIMIT, "the KV cache of %lld tokens is full",
              (long long)batch->engine->plan.cache_tokens);
-    struct nib_event event = event_of(youngest);
-    end_with_error(batch, youngest, &event, &full);
+    struct running *ends = youngest ? youngest : batch->first;
+    if (!ends)
+        return;
+    struct nib_event event = event_of(ends);
+    end_with_error(batch, ends, &event, youngest ? &full : &batch->begin_error);
 }
 
 nib_status nib_batch_step(struct nib_batch *batch, bool *busy, struct nib_error *err)
@@ -341,7 +370,7 @@ nib_status nib_batch_step(struct nib_batch *batch, bool *busy, struct nib_error 
     sweep_cancelled(batch);
     int n = form_step(batch);
     if (n == 0) {
-        evict_youngest(batch);
+        give_way(batch);
         *busy = batch->first != NULL;
         return NIB_OK;
     }

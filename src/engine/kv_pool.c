@@ -6,9 +6,9 @@
 #include "base/error.h"
 #include "engine/prefix_cache.h"
 
-static int32_t pages_for(int64_t tokens)
+static int64_t pages_for(int64_t tokens)
 {
-    return (int32_t)((tokens + NIB_PAGE_TOKENS - 1) / NIB_PAGE_TOKENS);
+    return (tokens + NIB_PAGE_TOKENS - 1) / NIB_PAGE_TOKENS;
 }
 
 static int group_of(const struct nib_kv_pool *pool, int64_t window)
@@ -24,7 +24,7 @@ nib_status nib_kv_pool_plan(struct nib_kv_pool *pool, const struct nib_model_sha
                             struct nib_error *err)
 {
     memset(pool, 0, sizeof *pool);
-    pool->table_width = pages_for(context);
+    pool->table_width = (int32_t)pages_for(context);
     for (int c = 0; c < shape->n_caches; c++) {
         const struct nib_cache_spec *spec = &shape->cache_specs[c];
         int g = group_of(pool, spec->window);
@@ -139,13 +139,13 @@ static void give_back(struct nib_kv_pool *pool, int g, int32_t *entry)
 
 int32_t nib_page_table_wanted(const struct nib_page_table *table, int g, int32_t n)
 {
-    int32_t missing = pages_for((int64_t)table->length + n) - table->end_page[g];
+    int32_t missing = (int32_t)pages_for((int64_t)table->length + n) - table->end_page[g];
     return missing > 0 ? missing : 0;
 }
 
 bool nib_page_table_reserve(struct nib_page_table *table, struct nib_kv_pool *pool, int32_t n)
 {
-    int32_t end = pages_for((int64_t)table->length + n);
+    int32_t end = (int32_t)pages_for((int64_t)table->length + n);
     for (int g = 0; g < pool->n_groups; g++)
         if (end > pool->table_width || nib_page_table_wanted(table, g, n) > pool->groups[g].n_free)
             return false;
@@ -157,7 +157,7 @@ bool nib_page_table_reserve(struct nib_page_table *table, struct nib_kv_pool *po
 
 void nib_page_table_unreserve(struct nib_page_table *table, struct nib_kv_pool *pool)
 {
-    int32_t end = pages_for(table->length);
+    int32_t end = (int32_t)pages_for(table->length);
     for (int g = 0; g < pool->n_groups; g++)
         while (table->end_page[g] > end)
             give_back(pool, g, &table->pages[g * pool->table_width + --table->end_page[g]]);

@@ -48,7 +48,7 @@ static double random_unit(uint64_t *state)
 // NaN logits are never chosen: every comparison with them is false.
 static int32_t argmax(const float *logits, int32_t vocab)
 {
-    int32_t best = 0;
+    int32_t best = -1;
     float largest = -INFINITY;
     for (int32_t i = 0; i < vocab; i++)
         if (logits[i] > largest) {
@@ -141,9 +141,10 @@ int32_t nib_sampler_pick(struct nib_sampler *sampler, struct nib_sampler_scratch
 {
     const struct nib_sampling *options = &sampler->options;
     int32_t likeliest = argmax(logits, vocab);
-    double largest = (double)logits[likeliest], temperature = (double)options->temperature;
-    if (temperature == 0 || !isfinite(largest))
+    double temperature = (double)options->temperature;
+    if (likeliest < 0 || temperature == 0 || !isfinite(logits[likeliest]))
         return likeliest;
+    double largest = (double)logits[likeliest];
 
     // No cut can keep a token below `floor`: min_p says so directly, and without a top_k, tokens less likely than
     // (1 - top_p) / vocab have less than 1 - top_p together. Beyond 60 nats (times the temperature) none is ever drawn.
@@ -183,13 +184,13 @@ int32_t nib_sampler_pick(struct nib_sampler *sampler, struct nib_sampler_scratch
     return c[n - 1].token;
 }
 
-void nib_logprobs(struct nib_sampler_scratch *scratch, const float *logits, int32_t vocab, int32_t token,
-                  float *logprob, struct nib_token_logprob *top, int32_t n_top)
+int32_t nib_logprobs(struct nib_sampler_scratch *scratch, const float *logits, int32_t vocab, int32_t token,
+                     float *logprob, struct nib_token_logprob *top, int32_t n_top)
 {
     double total = nib_log_sum_exp(logits, vocab);
     *logprob = (float)((double)logits[token] - total);
     if (n_top <= 0)
-        return;
+        return 0;
     struct nib_candidate *c = scratch->candidates;
     int32_t n = gather(c, logits, vocab, -INFINITY);
     n_top = n_top < n ? n_top : n;
@@ -197,4 +198,5 @@ void nib_logprobs(struct nib_sampler_scratch *scratch, const float *logits, int3
     qsort(c, (size_t)n_top, sizeof *c, compare_candidates);
     for (int32_t i = 0; i < n_top; i++)
         top[i] = (struct nib_token_logprob){c[i].token, (float)((double)c[i].logit - total)};
+    return n_top;
 }

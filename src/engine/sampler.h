@@ -25,11 +25,13 @@ struct nib_sampler_scratch {
 nib_status nib_sampler_scratch_alloc(struct nib_sampler_scratch *scratch, int32_t vocab, struct nib_error *err);
 void nib_sampler_scratch_free(struct nib_sampler_scratch *scratch);
 
+// -1 when no logit is a number.
 int32_t nib_sampler_pick(struct nib_sampler *sampler, struct nib_sampler_scratch *scratch,
                          const float *logits /* [vocab] */, int32_t vocab);
 
-// Log-probability of `token` and, likeliest first, of the `n_top` likeliest tokens.
-void nib_logprobs(struct nib_sampler_scratch *scratch, const float *logits /* [vocab] */, int32_t vocab,
-                  int32_t token, float *logprob, struct nib_token_logprob *top /* [n_top] */, int32_t n_top);
+// Log-probability of `token` and, likeliest first, of the `n_top` likeliest tokens; returns how many of those there are
+// (fewer than n_top where logits are NaN).
+int32_t nib_logprobs(struct nib_sampler_scratch *scratch, const float *logits /* [vocab] */, int32_t vocab,
+                     int32_t token, float *logprob, struct nib_token_logprob *top /* [n_top] */, int32_t n_top);
 
 #endif

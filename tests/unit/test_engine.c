@@ -320,6 +320,43 @@ static void a_full_cache_ends_a_request_and_frees_the_others(void **state)
     nib_engine_close(engine);
 }
 
+// Two answers fill the cache; a third request, which then holds no page, must wait for them and not fail in their stead.
+static void a_waiting_request_does_not_pay_for_a_full_cache(void **state)
+{
+    (void)state;
+    static struct answer answers[3];
+    memset(answers, 0, sizeof answers);
+    struct nib_engine_options options = {
+        .device = "cpu", .threads = 1, .context = 512, .max_sequences = 3, .cache_tokens = 96};
+    struct nib_engine *engine;
+    assert_int_equal(nib_engine_open(test_source(FIXTURE), &options, &engine, NULL), NIB_OK);
+    int32_t prompt[90];
+    int64_t id;
+    bool busy = true;
+    random_tokens(prompt, 90, nib_engine_vocab(engine), 1);
+    struct nib_batch *batch;
+    assert_int_equal(nib_batch_create(engine, on_event, NULL, &batch, NULL), NIB_OK);
+    for (int i = 0; i < 3; i++) {
+        struct nib_request request = {.prompt = prompt,
+                                      .n_prompt = i == 2 ? 90 : 60 + i,
+                                      .max_tokens = i == 2 ? 3 : LONGEST,
+                                      .sampling = {.top_p = 1},
+                                      .top_logprobs = -1,
+                                      .user = &answers[i]};
+        assert_int_equal(nib_batch_add(batch, &request, &id, NULL), NIB_OK);
+    }
+    for (int step = 0; busy; step++) {
+        assert_int_equal(nib_batch_step(batch, &busy, NULL), NIB_OK);
+        assert_true(step < 500);
+    }
+    assert_int_equal(answers[0].finish, NIB_FINISH_LENGTH);
+    assert_int_equal(answers[0].count, LONGEST);
+    assert_int_equal(answers[2].finish, NIB_FINISH_LENGTH);
+    assert_int_equal(answers[2].count, 3);
+    nib_batch_free(batch);
+    nib_engine_close(engine);
+}
+
 // ---- opening ----
 
 static struct nib_memory_plan seen_plan;
@@ -377,6 +414,7 @@ int main(void)
         cmocka_unit_test(a_failed_step_changes_nothing),
         cmocka_unit_test(requests_get_together_what_they_get_alone),
         cmocka_unit_test(a_full_cache_ends_a_request_and_frees_the_others),
+        cmocka_unit_test(a_waiting_request_does_not_pay_for_a_full_cache),
         cmocka_unit_test(the_plan_comes_before_the_memory),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);

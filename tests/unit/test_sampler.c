@@ -103,6 +103,8 @@ static void greedy_takes_the_lowest_id_among_equals(void **state)
     float infinite[3] = {0, INFINITY, 1};
     sampler.options.temperature = 1;
     assert_int_equal(nib_sampler_pick(&sampler, NULL, infinite, 3), 1);
+    float numberless[3] = {NAN, NAN, NAN};
+    assert_int_equal(nib_sampler_pick(&sampler, NULL, numberless, 3), -1);
 }
 
 static void the_same_seed_repeats(void **state)
@@ -147,7 +149,7 @@ static void logprobs_are_normalised_and_sorted(void **state)
     }
     assert_true(fabs(sum - 1) < 1e-5);
     struct nib_token_logprob best[3];
-    nib_logprobs(&scratch, logits, VOCAB, 4, &logprob, best, 3);
+    assert_int_equal(nib_logprobs(&scratch, logits, VOCAB, 4, &logprob, best, 3), 3);
     assert_memory_equal(best, top, sizeof best);
     nib_sampler_scratch_free(&scratch);
 }
