@@ -19,6 +19,7 @@
 #include "nibble/engine.h"
 
 #define MAX_ROWS 16
+#define SMALLEST_READ ((size_t)16 << 20)  // of one tensor for it, where there are such large ones
 #define CEILING_BYTES ((size_t)512 << 20) // read at a time for the ceiling
 
 struct row {
@@ -30,8 +31,8 @@ struct decode {
     struct nib_engine *engine;
     int64_t context, steps, prefill;
     uint64_t random;
-    const uint8_t *data; // the largest tensors of the checkpoint, read in turn for the ceiling
-    size_t data_bytes, data_at;
+    size_t next_tensor;   // of the checkpoint, to measure the ceiling on
+    size_t smallest_read; // bytes of a tensor that is large enough for it
     double prefill_tok_per_s;
     struct row rows[MAX_ROWS];
     int n_rows;
@@ -43,15 +44,22 @@ static int32_t random_token(struct decode *d)
     return (int32_t)((d->random >> 33) % (uint64_t)nib_engine_vocab(d->engine));
 }
 
-// A stretch of the mapped weights that the steps did not just read.
+// The read bandwidth over about CEILING_BYTES of the mapped weights, going on where the last measurement ended, so that
+// what is read was not read for long.
 static double measure_ceiling(struct decode *d)
 {
-    size_t bytes = d->data_bytes < CEILING_BYTES ? d->data_bytes : CEILING_BYTES;
-    if (d->data_at + bytes > d->data_bytes)
-        d->data_at = 0;
-    const uint8_t *at = d->data + d->data_at;
-    d->data_at += bytes;
-    return nib_bandwidth_read(at, bytes, nib_engine_threads(d->engine));
+    const struct nib_checkpoint *checkpoint = nib_engine_checkpoint(d->engine);
+    size_t count = nib_checkpoint_count(checkpoint), read = 0;
+    double seconds = 0;
+    for (size_t i = 0; i < count && read < CEILING_BYTES; i++, d->next_tensor++) {
+        const struct nib_tensor *tensor = nib_checkpoint_at(checkpoint, d->next_tensor % count);
+        if (tensor->bytes < d->smallest_read)
+            continue;
+        size_t bytes = tensor->bytes < CEILING_BYTES ? tensor->bytes : CEILING_BYTES;
+        seconds += (double)bytes / nib_bandwidth_read(tensor->data, bytes, nib_engine_threads(d->engine));
+        read += bytes;
+    }
+    return seconds > 0 ? (double)read / seconds : NAN;
 }
 
 static int compare_doubles(const void *a, const void *b)
@@ -156,22 +164,14 @@ static nib_status measure_row(struct decode *d, int64_t n, struct nib_error *err
     return status;
 }
 
-// The file's data that the ceiling is measured on: the longest run of tensors that follow one another.
-static void find_data(struct decode *d)
+static nib_status measure(struct decode *d, const int64_t *sequences, int count, struct nib_error *err)
 {
     const struct nib_checkpoint *checkpoint = nib_engine_checkpoint(d->engine);
     for (size_t i = 0; i < nib_checkpoint_count(checkpoint); i++) {
-        const struct nib_tensor *tensor = nib_checkpoint_at(checkpoint, i);
-        if (tensor->bytes > d->data_bytes) {
-            d->data = tensor->data;
-            d->data_bytes = tensor->bytes;
-        }
+        size_t bytes = nib_checkpoint_at(checkpoint, i)->bytes;
+        d->smallest_read = bytes > d->smallest_read ? bytes : d->smallest_read;
     }
-}
-
-static nib_status measure(struct decode *d, const int64_t *sequences, int count, struct nib_error *err)
-{
-    find_data(d);
+    d->smallest_read = d->smallest_read < SMALLEST_READ ? d->smallest_read : SMALLEST_READ;
     nib_status status = d->prefill ? measure_prefill(d, err) : NIB_OK;
     for (int i = 0; !status && i < count; i++)
         status = measure_row(d, sequences[i], err);

@@ -16,6 +16,7 @@
 #include "nibble/engine.h"
 
 #define MAX_ROWS 64 // rows of logits fetched at a time
+#define MAX_TOP 256 // top_ids of a case
 
 struct expected {
     char name[96];
@@ -90,13 +91,23 @@ static nib_status read_case(struct nib_checkpoint *file, const char *prefix, int
         }
         e->logits = logits->data;
     }
-    if (top_ids && top_logits) {
-        if (nib_tensor_elements(top_ids) != nib_tensor_elements(top_logits))
+    if (!logits && !top_ids && !greedy)
+        return nib_fail(err, NIB_ERR_FORMAT, "%s: nothing to compare beside %s: no logits, top_ids or greedy_ids",
+                        input->file, input->name);
+    if (!top_ids != !top_logits)
+        return nib_fail(err, NIB_ERR_FORMAT, "%s: one of %stop_ids and %stop_logits is missing", input->file,
+                        prefix, prefix);
+    if (top_ids) {
+        int64_t n = nib_tensor_elements(top_ids);
+        if (n < 1 || n > MAX_TOP)
+            return nib_fail(err, NIB_ERR_FORMAT, "%s: %s holds %lld ids, not 1 .. %d", top_ids->file,
+                            top_ids->name, (long long)n, MAX_TOP);
+        if (n != nib_tensor_elements(top_logits))
             return nib_fail(err, NIB_ERR_FORMAT, "%s: %s and %s differ in length", top_ids->file, top_ids->name,
                             top_logits->name);
         if ((status = check_ids(top_ids, vocab, err)))
             return status;
-        e->n_top = nib_tensor_elements(top_ids);
+        e->n_top = n;
         e->top_ids = top_ids->data;
         e->top_logits = top_logits->data;
     }
@@ -105,7 +116,10 @@ static nib_status read_case(struct nib_checkpoint *file, const char *prefix, int
             return status;
         e->n_greedy = nib_tensor_elements(greedy);
         e->greedy = greedy->data;
-        if (margins && nib_tensor_elements(margins) == e->n_greedy)
+        if (margins && nib_tensor_elements(margins) != e->n_greedy)
+            return nib_fail(err, NIB_ERR_FORMAT, "%s: %s and %s differ in length", greedy->file, greedy->name,
+                            margins->name);
+        if (margins)
             e->margins = margins->data;
     }
     return NIB_OK;
@@ -136,7 +150,7 @@ static void compare_row(struct tally *tally, const float *expected, const float 
     double total_expected = log_sum_exp(expected, n), total_got = log_sum_exp(got, n);
     for (int64_t i = 0; i < n; i++) {
         double error = (double)got[i] - (double)expected[i];
-        if (!(fabs(error) <= tally->max_abs)) // also when it is NaN
+        if (!(fabs(error) <= tally->max_abs) && !isnan(tally->max_abs)) // NaN comes and stays
             tally->max_abs = fabs(error);
         tally->squared_error += error * error;
         tally->squared_expected += (double)expected[i] * (double)expected[i];
@@ -160,8 +174,8 @@ static void compare_position(struct check *check, const struct expected *e, int6
         compare_row(&check->total, expected, row, check->vocab);
         count_top1(&check->total, argmax(expected, check->vocab) == argmax(row, check->vocab));
     } else if (e->top_ids && position == e->n_input - 1) {
-        float got[256];
-        int64_t n = e->n_top < 256 ? e->n_top : 256;
+        float got[MAX_TOP];
+        int64_t n = e->n_top;
         for (int64_t i = 0; i < n; i++)
             got[i] = row[e->top_ids[i]];
         compare_row(&check->total, e->top_logits, got, n);

@@ -149,6 +149,9 @@ static int eval_nll(int argc, char **argv)
     }
     if (!status)
         status = measure_nll(paths[0], paths[1], &session, &nll, &err);
+    if (!status && !isfinite(nll.nats))
+        status = nib_fail(&err, NIB_ERR_FORMAT, "%s: the logits are not numbers: the weights hold NaN or infinity",
+                          paths[0]);
     if (status)
         return report_error(&err);
     print_nll(&nll, stored_mean, json);

@@ -13,7 +13,7 @@ struct session_options {
     const char *dense_dtype; // "stored" or "int8"
     const char *precision;   // "auto", "fast" or "exact"
     bool prefix_cache;
-    bool print_plan;         // on stderr, before anything is allocated
+    bool print_plan; // on stderr, before anything is allocated
 };
 
 struct session_options session_defaults(void);

@@ -190,8 +190,13 @@ static nib_status write_weights(struct synthetic *synthetic, struct layout *layo
 static nib_status write_folder(struct synthetic *synthetic, const char *config, struct nib_error *err)
 {
     const char *parent = getenv("TMPDIR");
-    char path[128], target[64];
-    snprintf(synthetic->folder, sizeof synthetic->folder, "%.40s/nibble-XXXXXX", parent ? parent : "/tmp");
+    char path[SYNTHETIC_PATH + 32], target[64];
+    int length =
+        snprintf(synthetic->folder, sizeof synthetic->folder, "%s/nibble-XXXXXX", parent ? parent : "/tmp");
+    if (length >= (int)sizeof synthetic->folder) {
+        synthetic->folder[0] = 0;
+        return nib_fail(err, NIB_ERR_LIMIT, "TMPDIR: a path of %d bytes is too long", length);
+    }
     if (!mkdtemp(synthetic->folder)) {
         nib_fail(err, NIB_ERR_IO, "%s: %s", synthetic->folder, strerror(errno));
         synthetic->folder[0] = 0;
@@ -243,7 +248,7 @@ nib_status synthetic_create(struct synthetic *synthetic, const char *shape, stru
 
 void synthetic_remove(struct synthetic *synthetic)
 {
-    char path[128];
+    char path[SYNTHETIC_PATH + 32];
     if (synthetic->folder[0]) {
         snprintf(path, sizeof path, "%s/config.json", synthetic->folder);
         unlink(path);

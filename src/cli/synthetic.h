@@ -5,9 +5,11 @@
 
 #include "nibble/status.h"
 
+#define SYNTHETIC_PATH 1024
+
 struct synthetic {
-    char folder[64]; // config.json and a link to the memory file
-    int file;        // the memory file's descriptor; 0: none
+    char folder[SYNTHETIC_PATH]; // config.json and a link to the memory file
+    int file;                    // the memory file's descriptor; 0: none
 };
 
 // `shape` is a name of synthetic_shapes(). Weights are drawn so that activations stay of order one through all layers.

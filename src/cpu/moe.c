@@ -98,6 +98,21 @@ size_t nib_moe_scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, in
                         : nib_moe_ref_scratch_bytes(&plan->weights, tokens, top_k, threads);
 }
 
+size_t nib_moe_scratch_bound(int64_t hidden, int64_t intermediate, int64_t n_experts, int64_t tokens,
+                             int64_t top_k, int threads)
+{
+    struct nib_moe_plan shape = {
+        .weights = {.hidden = hidden, .intermediate = intermediate, .n_experts = n_experts}};
+    size_t most = nib_moe_scratch_bytes(&shape, tokens, top_k, threads);
+    for (size_t i = 0; i < N_KERNELS; i++) {
+        shape.kernel = kernels[i];
+        size_t bytes = nib_moe_scratch_bytes(&shape, tokens, top_k, threads);
+        if (nib_cpu_has(kernels[i]->tier) && bytes > most)
+            most = bytes;
+    }
+    return most;
+}
+
 static nib_status check_call(const struct nib_moe_plan *plan, const struct nib_moe_call *call,
                              struct nib_error *err)
 {

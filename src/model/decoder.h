@@ -108,7 +108,7 @@ struct nib_decoder {
     struct nib_decoder_layer *layers; /* [n_layers] */
     // The rest follows from it.
     struct nib_cache_spec *caches;
-    struct nib_weight embedding, norm, head;
+    struct nib_weight embedding, norm, head, head_bias;
     struct nib_buffer buffers[NIB_BUFFER_COUNT], out; // out: rows whose logits are wanted
     struct nib_routes routes;
 };

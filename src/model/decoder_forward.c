@@ -205,7 +205,7 @@ void nib_decoder_forward(struct nib_model *base, const struct nib_step *step, co
     }
     if (step->n_outputs == 0)
         return;
-    const struct nib_projection head = {.y = base->logits, .weight = &decoder->head};
+    const struct nib_projection head = {.y = base->logits, .weight = &decoder->head, .bias = &decoder->head_bias};
     ops->gather(base->device, decoder->out, decoder->buffers[NIB_BUFFER_X]);
     ops->rms_norm(base->device, step->n_outputs, decoder->out, decoder->out, &decoder->norm, decoder->eps);
     ops->linear(base->device, step->n_outputs, decoder->out, &head, 1);
