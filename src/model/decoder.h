@@ -37,6 +37,7 @@ struct nib_decoder_names {
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
     const char *mlp_norm, *gate, *up, *down, *shared_gate, *shared_up, *shared_down;
     const char *router, *correction, *experts;
+    const char *converted_experts;                     // where nibble convert puts them, if elsewhere; or NULL
     const char *expert_gate, *expert_up, *expert_down; // of one expert
 };
 

@@ -1,6 +1,7 @@
 // A decoder's experts: packed MXFP4, or one by one in any form that a dense matrix may have.
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "model/decoder.h"
@@ -77,6 +78,21 @@ static nib_status bind_dense(struct nib_decoder *decoder, struct nib_checkpoint 
                                              &layer->moe, err);
 }
 
+// Before the expert's number or the fused tensor's own name.
+static struct nib_tensor_name expert_prefix(const struct nib_decoder *decoder, struct nib_checkpoint *checkpoint,
+                                            int64_t l)
+{
+    const char *const *prefixes;
+    size_t count = 0;
+    if (decoder->names.converted_experts && !nib_checkpoint_expert_prefixes(checkpoint, &prefixes, &count, NULL)) {
+        struct nib_tensor_name converted = nib_decoder_name(decoder, decoder->names.converted_experts, l, "");
+        for (size_t i = 0; i < count; i++)
+            if (strcmp(prefixes[i], converted.text) == 0)
+                return converted;
+    }
+    return nib_decoder_name(decoder, decoder->names.experts, l, "");
+}
+
 nib_status nib_decoder_bind_experts(struct nib_decoder *decoder, struct nib_checkpoint *checkpoint, int64_t l,
                                     struct nib_error *err)
 {
@@ -85,7 +101,7 @@ nib_status nib_decoder_bind_experts(struct nib_decoder *decoder, struct nib_chec
     struct part_names names;
     if (find_dense(decoder, checkpoint, l, &names))
         return bind_dense(decoder, checkpoint, l, &names, err);
-    struct nib_tensor_name prefix = nib_decoder_name(decoder, decoder->names.experts, l, "");
+    struct nib_tensor_name prefix = expert_prefix(decoder, checkpoint, l);
     nib_status status =
         nib_checkpoint_experts(checkpoint, prefix.text, decoder->gpt_oss_experts, &layer->experts, err);
     if (status)

@@ -19,6 +19,7 @@ static const struct nib_decoder_names openai = {
     .mlp_norm = "block.%lld.mlp.norm.scale",
     .router = "block.%lld.mlp.gate",
     .experts = "block.%lld.mlp",
+    .converted_experts = "block.%lld.mlp.experts",
     .expert_gate = "gate_proj",
     .expert_up = "up_proj",
     .expert_down = "down_proj",

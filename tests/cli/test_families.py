@@ -203,6 +203,38 @@ class Forms(support.Test):
         self.succeeds(run("check", folder, expected("kimi_k2"), *EXACT))
         self.assertNotIn("unused tensor", self.succeeds(run("inspect", folder)).stdout)
 
+    def test_openai_names_and_their_conversions(self):
+        """gpt-oss under the names of OpenAI's own release, and what convert makes of its experts."""
+        checkpoint = Checkpoint("gpt_oss")
+        old, new = checkpoint.tensors, {}
+        checkpoint.tensors = new
+        for before, after in (("model.embed_tokens.weight", "embedding.weight"), ("model.norm.weight", "norm.scale"),
+                              ("lm_head.weight", "unembedding.weight")):
+            new[after] = old[before]
+        for layer in range(checkpoint.config["num_hidden_layers"]):
+            source, target = f"model.layers.{layer}.", f"block.{layer}."
+            new[target + "attn.norm.scale"] = old[source + "input_layernorm.weight"]
+            new[target + "mlp.norm.scale"] = old[source + "post_attention_layernorm.weight"]
+            new[target + "attn.sinks"] = old[source + "self_attn.sinks"]
+            for kind in ("weight", "bias"):
+                parts = [old[f"{source}self_attn.{part}_proj.{kind}"] for part in "qkv"]
+                rows = sum(shape[0] for _, shape, _ in parts)
+                new[f"{target}attn.qkv.{kind}"] = ("BF16", [rows] + parts[0][1][1:], b"".join(p[2] for p in parts))
+                new[f"{target}attn.out.{kind}"] = old[f"{source}self_attn.o_proj.{kind}"]
+                new[f"{target}mlp.gate.{kind}"] = old[f"{source}mlp.router.{kind}"]
+            for before, after in (("gate_up_proj", "mlp1"), ("down_proj", "mlp2")):
+                for end, written in (("_blocks", "_weight.blocks"), ("_scales", "_weight.scales"), ("_bias", "_bias")):
+                    new[f"{target}mlp.{after}{written}"] = old[f"{source}mlp.experts.{before}{end}"]
+        original = checkpoint.write("openai")
+        self.succeeds(run("check", original, expected("gpt_oss"), *EXACT))
+        for form in ("fused", "per-expert"):
+            with self.subTest(form):
+                target = os.path.join(SCRATCH, "openai-converted")
+                shutil.rmtree(target, ignore_errors=True)
+                self.succeeds(run("convert", original, target, "--to", form))
+                self.succeeds(run("verify", original, target))
+                self.succeeds(run("check", target, expected("gpt_oss"), *EXACT))
+
     def test_fused_qkv_in_shards(self):
         checkpoint = Checkpoint("mimo_v2")
         shards = checkpoint.config["num_key_value_heads"]
