@@ -209,12 +209,13 @@ void nib_batch_free(struct nib_batch *batch); // cancels what is left, without e
 nib_status nib_batch_add(struct nib_batch *batch, const struct nib_request *request, int64_t *id,
                          struct nib_error *err);
 
-// Ends a request at once and returns its pages; its event comes from within. Unknown ids are ignored. May be called from
-// the event callback.
+// Takes a request's pages at once and ends it: its last event comes from the next nib_batch_step, and until then what the
+// request points to (user, constraint) must stay. Unknown ids are ignored. May be called from the event callback.
 void nib_batch_cancel(struct nib_batch *batch, int64_t id);
 
-// One step: decodes of all running requests, then prefill chunks in order of arrival. `*busy` says whether any request
-// is left. Fails only when the engine as a whole cannot go on; a request's own trouble ends that request.
+// One step: decodes of the running requests, as many as pages and rows of logits allow, then prefill chunks in order of
+// arrival. `*busy` says whether any request is left. Fails only when the engine as a whole cannot go on; a request's own
+// trouble ends that request.
 nib_status nib_batch_step(struct nib_batch *batch, bool *busy, struct nib_error *err);
 
 // Prompt tokens of the request that have been computed, for a progress bar; -1 for unknown ids.
