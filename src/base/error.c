@@ -62,8 +62,3 @@ nib_status nib_fail_context(struct nib_error *err, const char *format, ...)
     va_end(args);
     return nib_fail(err, err->status, "%s: %.*s", prefix, (int)sizeof prefix, old);
 }
-
-nib_status nib_fail_memory(struct nib_error *err, unsigned long long bytes, const char *what)
-{
-    return nib_fail(err, NIB_ERR_MEMORY, "out of memory: %llu bytes for %s", bytes, what);
-}

@@ -1,6 +1,6 @@
 #include "base/limits.h"
 
-#include <inttypes.h>
+#include <errno.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -20,12 +20,24 @@ static bool read_small(const char *path, char *text, size_t capacity)
     return true;
 }
 
+// The number that a text begins with, behind blanks; false when it is none, negative ones included.
+static bool parse_number(const char *text, uint64_t *value)
+{
+    char *end;
+    text += strspn(text, " \t");
+    if (*text < '0' || *text > '9')
+        return false;
+    errno = 0;
+    *value = strtoull(text, &end, 10);
+    return errno == 0;
+}
+
 // A file that holds one number; false when it is missing or says "max" or -1.
 static bool read_number(const char *folder, const char *name, uint64_t *value)
 {
-    char path[1024], text[64];
+    char path[2200], text[64];
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    return read_small(path, text, sizeof text) && text[0] != '-' && sscanf(text, "%" SCNu64, value) == 1;
+    return read_small(path, text, sizeof text) && parse_number(text, value);
 }
 
 // The process's group below the hierarchy of `controller` ("" is version 2's), from /proc/self/cgroup.
@@ -72,17 +84,15 @@ static void lower_cpu_limit(const char *folder, void *user)
 {
     double *processors = user;
     char path[2200], text[64];
-    double quota = 0, period = 0;
-    uint64_t v1_quota, v1_period;
-    snprintf(path, sizeof path, "%s/cpu.max", folder);
-    if (read_small(path, text, sizeof text) && sscanf(text, "%lf %lf", &quota, &period) == 2 && period > 0) {
-        if (quota / period < *processors)
-            *processors = quota / period;
-    } else if (read_number(folder, "cpu.cfs_quota_us", &v1_quota) &&
-               read_number(folder, "cpu.cfs_period_us", &v1_period) && v1_period > 0) {
-        if ((double)v1_quota / (double)v1_period < *processors)
-            *processors = (double)v1_quota / (double)v1_period;
-    }
+    uint64_t quota, period;
+    snprintf(path, sizeof path, "%s/cpu.max", folder); // version 2: quota and period
+    const char *blank = read_small(path, text, sizeof text) ? strchr(text, ' ') : NULL;
+    bool limited = blank && parse_number(text, &quota) && parse_number(blank, &period);
+    if (!limited)
+        limited =
+            read_number(folder, "cpu.cfs_quota_us", &quota) && read_number(folder, "cpu.cfs_period_us", &period);
+    if (limited && period > 0 && (double)quota / (double)period < *processors)
+        *processors = (double)quota / (double)period;
 }
 
 int nib_cgroup_cpu_limit(const char *proc_root, const char *cgroup_root, int processors)
@@ -112,7 +122,7 @@ static bool read_key(const char *folder, const char *name, const char *key, uint
     size_t length = strlen(key);
     for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
         if (strncmp(line, key, length) == 0 && (line[length] == ' ' || line[length] == ':'))
-            return sscanf(line + length + 1, "%" SCNu64, value) == 1;
+            return parse_number(line + length + 1, value);
     return false;
 }
 

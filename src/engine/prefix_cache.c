@@ -225,7 +225,7 @@ int32_t nib_prefix_cache_attach(struct nib_kv_pool *pool, struct nib_page_table 
 {
     struct nib_prefix_cache *cache = pool->prefix;
     int32_t most = (n - 1) / NIB_PAGE_TOKENS, count = 0;
-    int32_t *chain = most > 0 ? malloc((size_t)most * sizeof *chain) : NULL;
+    int32_t *chain = most > 0 ? calloc((size_t)most, sizeof *chain) : NULL;
     if (!chain || table->length > 0) {
         free(chain);
         return 0;

@@ -120,7 +120,7 @@ struct nib_decoder {
 // num_attention_heads, num_key_value_heads, head_dim (all three in attentions[0]), tie_word_embeddings, rms_norm_eps (or
 // its fallback), the context; layers are sparse and of kind 0. On an error nothing is left behind.
 nib_status nib_decoder_create(const struct nib_model_family *family, const struct nib_config *config, double eps,
-                              struct nib_decoder **decoder, struct nib_error *err);
+                              struct nib_decoder **created, struct nib_error *err);
 // The experts: their number (the first of num_local_experts, n_routed_experts, num_experts that is there),
 // num_experts_per_tok, and their intermediate size.
 nib_status nib_decoder_read_experts(struct nib_decoder *decoder, const struct nib_config *config,
@@ -147,15 +147,15 @@ nib_status nib_decoder_finish(struct nib_decoder *decoder, const struct nib_conf
 
 // ---- entries of a family's table ----
 
-void nib_decoder_free(struct nib_model *model);
-nib_status nib_decoder_each_tensor(const struct nib_model *model,
-                                   nib_status (*visit)(void *user, const struct nib_tensor_spec *spec,
-                                                       struct nib_error *err),
+void nib_decoder_free(struct nib_model *base);
+nib_status nib_decoder_each_tensor(const struct nib_model *base,
+                                   nib_status (*callback)(void *user, const struct nib_tensor_spec *spec,
+                                                          struct nib_error *err),
                                    void *user, struct nib_error *err);
-nib_status nib_decoder_bind(struct nib_model *model, struct nib_checkpoint *checkpoint, int64_t max_tokens,
+nib_status nib_decoder_bind(struct nib_model *base, struct nib_checkpoint *checkpoint, int64_t max_tokens,
                             int64_t max_outputs, struct nib_error *err);
-void nib_decoder_forward(struct nib_model *model, const struct nib_step *step, const struct nib_cache *caches);
-void nib_decoder_describe_layer(const struct nib_model *model, int64_t layer, struct nib_layer_summary *summary);
+void nib_decoder_forward(struct nib_model *base, const struct nib_step *step, const struct nib_cache *caches);
+void nib_decoder_describe_layer(const struct nib_model *base, int64_t l, struct nib_layer_summary *summary);
 
 // ---- between the decoder's own files ----
 

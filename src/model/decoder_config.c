@@ -69,7 +69,7 @@ nib_status nib_decoder_create(const struct nib_model_family *family, const struc
         decoder->layers = calloc(layers, sizeof *decoder->layers);
         if (!decoder->layers)
             status = nib_fail_memory(err, layers * sizeof *decoder->layers, "the layer plan");
-        for (size_t l = 0; !status && l < layers; l++)
+        for (size_t l = 0; decoder->layers && l < layers; l++)
             decoder->layers[l] = (struct nib_decoder_layer){.attention = &decoder->attentions[0], .sparse = true};
     }
     if (status) {
