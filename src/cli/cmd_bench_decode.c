@@ -239,7 +239,7 @@ int cmd_bench_decode(int argc, char **argv)
         {"--backend", NIB_OPTION_CHOICE, &device, "ref|cpu", "the device that computes", 0, 0},
         {"--threads", NIB_OPTION_INT, &threads, "N", "CPU threads, 0: as many as the process may use", 0, 1024},
         {"--precision", NIB_OPTION_CHOICE, &precision, "auto|fast|exact",
-         "activations and cache in bf16 (fast) or not rounded (exact); auto: exact for small models", 0, 0},
+         "bf16 activations and cache, or none rounded; auto: exact if small", 0, 0},
         {"--dense-dtype", NIB_OPTION_CHOICE, &dense_dtype, "stored|int8",
          "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
         {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},

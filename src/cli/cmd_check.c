@@ -356,7 +356,7 @@ int cmd_check(int argc, char **argv)
         {"--threads", NIB_OPTION_INT, &threads, "N", "CPU threads, 0: as many as the process may use", 0, 1024},
         {"--chunk", NIB_OPTION_INT, &chunk, "N", "prompt tokens fed in one step", 1, MAX_ROWS},
         {"--precision", NIB_OPTION_CHOICE, &precision, "auto|fast|exact",
-         "activations and cache in bf16 (fast) or not rounded (exact); auto: exact for small models", 0, 0},
+         "bf16 activations and cache, or none rounded; auto: exact if small", 0, 0},
         {"--dense-dtype", NIB_OPTION_CHOICE, &dense_dtype, "stored|int8",
          "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
         {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},

@@ -206,7 +206,7 @@ int cmd_run(int argc, char **argv)
         {"--context", NIB_OPTION_INT, &w.session.context, "N", "tokens; 0: the model's own or what fits", 0,
          1 << 30},
         {"--precision", NIB_OPTION_CHOICE, &w.session.precision, "auto|fast|exact",
-         "activations and cache in bf16 (fast) or not rounded (exact); auto: exact for small models", 0, 0},
+         "bf16 activations and cache, or none rounded; auto: exact if small", 0, 0},
         {"--dense-dtype", NIB_OPTION_CHOICE, &w.session.dense_dtype, "stored|int8",
          "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
         {"--force", NIB_OPTION_FLAG, &w.session.force, NULL, "run even if the memory does not suffice", 0, 0},
