@@ -36,7 +36,6 @@ struct nib_tensor_spec {
     enum nib_dtype dtype; // as published; other plain types are accepted
     int rank;
     int64_t shape[4];
-    bool optional;
 };
 
 struct nib_model {
