@@ -213,8 +213,9 @@ nib_status nib_batch_add(struct nib_batch *batch, const struct nib_request *requ
 // request points to (user, constraint) must stay. Unknown ids are ignored. May be called from the event callback.
 void nib_batch_cancel(struct nib_batch *batch, int64_t id);
 
-// One step: decodes of the running requests, as many as pages and rows of logits allow, then prefill chunks in order of
-// arrival. `*busy` says whether any request is left. Fails only when the engine as a whole cannot go on; a request's own
+// One step: a token of every answer under way, as pages and rows of logits allow, then a chunk of every prompt that has
+// begun; these share what the step has left evenly. Requests begin in order of arrival, when all of the prompt has room;
+// one whose prompt begins like another that is being read waits for those pages. `*busy` says whether any request is left. Fails only when the engine as a whole cannot go on; a request's own
 // trouble ends that request.
 nib_status nib_batch_step(struct nib_batch *batch, bool *busy, struct nib_error *err);
 

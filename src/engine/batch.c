@@ -1,40 +1,9 @@
-// Continuous batching: requests wait, are prefilled in chunks beside the decodes of others, and end one by one.
+// The life of requests: they are checked and queued, read, answered token by token, and end one by one.
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
-#include "engine/engine_state.h"
-#include "engine/logit_rules.h"
-#include "engine/sampler.h"
-
-// A request that waits has no sequence yet.
-struct running {
-    struct running *next; // in order of arrival
-    int64_t id;
-    void *user;
-    struct nib_sequence *sequence;
-    int32_t *tokens; /* [capacity] prompt, and the token to feed next */
-    int32_t n_prompt, fed, cached, generated, max_tokens;
-    int32_t pending; // the token sampled last, not yet fed
-    int32_t *stop_tokens;
-    int32_t n_stop_tokens, top_logprobs;
-    struct nib_sampler sampler;
-    struct nib_logit_rules rules;
-    bool cancelled;
-};
-
-struct nib_batch {
-    struct nib_error begin_error; // why the last waiting request could not begin
-    struct nib_engine *engine;
-    void (*on_event)(void *context, const struct nib_event *event);
-    void *context;
-    struct running *first;
-    int64_t next_id;
-    struct nib_sampler_scratch scratch;
-    float *changed;          /* [vocab] logits after a request's rules */
-    struct nib_feed *feeds;  /* [max_sequences] of the step being formed */
-    struct running **fed_by; /* [max_sequences] */
-};
+#include "engine/batch_state.h"
 
 nib_status nib_batch_create(struct nib_engine *engine,
                             void (*on_event)(void *context, const struct nib_event *event), void *context,
@@ -49,10 +18,11 @@ nib_status nib_batch_create(struct nib_engine *engine,
     size_t sequences = (size_t)engine->plan.max_sequences;
     created->feeds = malloc(sequences * sizeof *created->feeds);
     created->fed_by = malloc(sequences * sizeof *created->fed_by);
+    created->readers = malloc(sequences * sizeof *created->readers);
     size_t vocab = (size_t)nib_engine_vocab(engine);
     created->changed = malloc(vocab * sizeof *created->changed);
     nib_status status = nib_sampler_scratch_alloc(&created->scratch, (int32_t)vocab, err);
-    if (!status && (!created->feeds || !created->fed_by || !created->changed))
+    if (!status && (!created->feeds || !created->fed_by || !created->readers || !created->changed))
         status = nib_fail_memory(err, sequences * sizeof *created->feeds + vocab * 4, "a batch");
     if (status) {
         nib_batch_free(created);
@@ -62,7 +32,7 @@ nib_status nib_batch_create(struct nib_engine *engine,
     return NIB_OK;
 }
 
-static void free_running(struct running *r)
+static void free_running(struct nib_running *r)
 {
     nib_sequence_free(r->sequence);
     free(r->tokens);
@@ -76,7 +46,7 @@ void nib_batch_free(struct nib_batch *batch)
     if (!batch)
         return;
     while (batch->first) {
-        struct running *r = batch->first;
+        struct nib_running *r = batch->first;
         batch->first = r->next;
         free_running(r);
     }
@@ -84,6 +54,7 @@ void nib_batch_free(struct nib_batch *batch)
     free(batch->changed);
     free(batch->feeds);
     free(batch->fed_by);
+    free(batch->readers);
     free(batch);
 }
 
@@ -119,7 +90,7 @@ nib_status nib_batch_add(struct nib_batch *batch, const struct nib_request *requ
     if (status)
         return status;
     int32_t room = batch->engine->plan.context - request->n_prompt;
-    struct running *r = calloc(1, sizeof *r);
+    struct nib_running *r = calloc(1, sizeof *r);
     if (!r)
         return nib_fail_memory(err, sizeof *r, "a request");
     r->tokens = malloc((size_t)request->n_prompt * sizeof *r->tokens);
@@ -143,25 +114,25 @@ nib_status nib_batch_add(struct nib_batch *batch, const struct nib_request *requ
     r->user = request->user;
     r->id = *id = batch->next_id++;
     nib_sampler_init(&r->sampler, &request->sampling);
-    struct running **end = &batch->first;
+    struct nib_running **end = &batch->first;
     while (*end)
         end = &(*end)->next;
     *end = r;
     return NIB_OK;
 }
 
-static struct running *find(const struct nib_batch *batch, int64_t id)
+static struct nib_running *find(const struct nib_batch *batch, int64_t id)
 {
-    struct running *r = batch->first;
+    struct nib_running *r = batch->first;
     while (r && r->id != id)
         r = r->next;
     return r;
 }
 
 // Takes the request off the list before its last event, so that the callback may add and cancel others.
-static void finish(struct nib_batch *batch, struct running *r, struct nib_event *event, enum nib_finish why)
+static void finish(struct nib_batch *batch, struct nib_running *r, struct nib_event *event, enum nib_finish why)
 {
-    struct running **link = &batch->first;
+    struct nib_running **link = &batch->first;
     while (*link != r)
         link = &(*link)->next;
     *link = r->next;
@@ -172,7 +143,7 @@ static void finish(struct nib_batch *batch, struct running *r, struct nib_event 
     free_running(r);
 }
 
-static struct nib_event event_of(const struct running *r)
+static struct nib_event event_of(const struct nib_running *r)
 {
     return (struct nib_event){
         .request = r->id,
@@ -185,26 +156,26 @@ static struct nib_event event_of(const struct running *r)
 
 void nib_batch_cancel(struct nib_batch *batch, int64_t id)
 {
-    struct running *r = find(batch, id);
-    if (r && !r->cancelled) {
-        r->cancelled = true;
-        // Its pages go at once; the request itself is taken away between steps, when nobody holds a pointer to it.
-        nib_sequence_free(r->sequence);
-        r->sequence = NULL;
-    }
+    struct nib_running *r = find(batch, id);
+    if (!r || r->phase == NIB_PHASE_CANCELLED)
+        return;
+    // Its pages go at once; the request itself is taken away between steps, when nobody holds a pointer to it.
+    nib_sequence_free(r->sequence);
+    r->sequence = NULL;
+    r->phase = NIB_PHASE_CANCELLED;
 }
 
 int32_t nib_batch_prefilled(const struct nib_batch *batch, int64_t id)
 {
-    const struct running *r = find(batch, id);
+    const struct nib_running *r = find(batch, id);
     return !r ? -1 : r->fed < r->n_prompt ? r->fed : r->n_prompt;
 }
 
 static void sweep_cancelled(struct nib_batch *batch)
 {
-    for (struct running *r = batch->first, *next; r; r = next) {
+    for (struct nib_running *r = batch->first, *next; r; r = next) {
         next = r->next;
-        if (r->cancelled) {
+        if (r->phase == NIB_PHASE_CANCELLED) {
             struct nib_event event = event_of(r);
             finish(batch, r, &event, NIB_FINISH_CANCELLED);
             next = batch->first; // the callback may have changed the list
@@ -212,80 +183,7 @@ static void sweep_cancelled(struct nib_batch *batch)
     }
 }
 
-static bool decoding(const struct running *r)
-{
-    return r->fed >= r->n_prompt;
-}
-
-// What each group of the pool still has, less what the step being formed takes.
-static bool pages_left_for(const struct nib_batch *batch, int n_feeds, const struct running *r, int32_t n_tokens)
-{
-    const struct nib_kv_pool *pool = &batch->engine->pool;
-    for (int g = 0; g < pool->n_groups; g++) {
-        int64_t wanted = nib_page_table_wanted(&r->sequence->table, g, n_tokens);
-        for (int i = 0; i < n_feeds; i++)
-            wanted += nib_page_table_wanted(&batch->feeds[i].sequence->table, g, batch->feeds[i].n_tokens);
-        if (wanted > pool->groups[g].n_free)
-            return false;
-    }
-    return true;
-}
-
-static void put_feed(struct nib_batch *batch, int *n, struct running *r, const int32_t *tokens, int32_t n_tokens,
-                     enum nib_outputs outputs)
-{
-    batch->feeds[*n] = (struct nib_feed){r->sequence, tokens, n_tokens, outputs};
-    batch->fed_by[(*n)++] = r;
-}
-
-// Gives a waiting request its sequence, and what the prefix cache knows of its prompt.
-static bool begin(struct nib_batch *batch, struct running *r)
-{
-    if (nib_sequence_create(batch->engine, &r->sequence, &batch->begin_error))
-        return false;
-    r->fed = r->cached = nib_sequence_reuse(r->sequence, r->tokens, r->n_prompt);
-    return true;
-}
-
-// Back to waiting: its pages go to the others, and it begins anew when there are enough.
-static void make_wait(struct running *r)
-{
-    nib_sequence_free(r->sequence);
-    r->sequence = NULL;
-    r->fed = r->cached = 0;
-}
-
-// Decodes first, so that running answers keep flowing; then the prompts in order of arrival, as far as tokens last.
-static int form_step(struct nib_batch *batch)
-{
-    int n = 0, most = batch->engine->plan.max_sequences;
-    int32_t left = batch->engine->plan.max_step_tokens, outputs = batch->engine->max_outputs;
-    for (struct running *r = batch->first; r && n < most && outputs > 0; r = r->next)
-        if (r->sequence && decoding(r) && pages_left_for(batch, n, r, 1)) {
-            put_feed(batch, &n, r, &r->pending, 1, NIB_OUTPUTS_LAST);
-            left--;
-            outputs--;
-        }
-    for (struct running *r = batch->first; r && n < most && left > 0; r = r->next) {
-        if (r->cancelled || decoding(r))
-            continue;
-        if (!r->sequence && !begin(batch, r))
-            break; // those behind it wait too: first come, first served
-        int32_t chunk = r->n_prompt - r->fed < left ? r->n_prompt - r->fed : left;
-        bool last = r->fed + chunk == r->n_prompt;
-        if ((last && outputs == 0) || !pages_left_for(batch, n, r, chunk)) {
-            if (r->fed == r->cached)
-                make_wait(r); // it holds nothing of its own: it must not count among those that do
-            break;
-        }
-        put_feed(batch, &n, r, r->tokens + r->fed, chunk, last ? NIB_OUTPUTS_LAST : NIB_OUTPUTS_NONE);
-        left -= chunk;
-        outputs -= last;
-    }
-    return n;
-}
-
-static bool is_stop(const struct running *r, int32_t token)
+static bool is_stop(const struct nib_running *r, int32_t token)
 {
     for (int32_t i = 0; i < r->n_stop_tokens; i++)
         if (r->stop_tokens[i] == token)
@@ -293,7 +191,7 @@ static bool is_stop(const struct running *r, int32_t token)
     return false;
 }
 
-static void end_with_error(struct nib_batch *batch, struct running *r, struct nib_event *event,
+static void end_with_error(struct nib_batch *batch, struct nib_running *r, struct nib_event *event,
                            const struct nib_error *err)
 {
     event->error = err;
@@ -301,7 +199,7 @@ static void end_with_error(struct nib_batch *batch, struct running *r, struct ni
 }
 
 // Samples the request's next token from its row of logits and reports it.
-static void sample(struct nib_batch *batch, struct running *r, const float *logits)
+static void sample(struct nib_batch *batch, struct nib_running *r, const float *logits)
 {
     struct nib_token_logprob top[NIB_MAX_TOP_LOGPROBS];
     int32_t vocab = nib_engine_vocab(batch->engine);
@@ -344,21 +242,21 @@ static void sample(struct nib_batch *batch, struct running *r, const float *logi
 // sequence. If it has said nothing yet and is not the only one, it waits again; otherwise it ends with an error.
 static void give_way(struct nib_batch *batch)
 {
-    struct running *youngest = NULL;
+    struct nib_running *youngest = NULL;
     int holders = 0;
-    for (struct running *r = batch->first; r; r = r->next)
+    for (struct nib_running *r = batch->first; r; r = r->next)
         if (r->sequence) {
             youngest = r;
             holders++;
         }
-    if (youngest && youngest->generated == 0 && holders > 1) {
-        make_wait(youngest);
+    if (youngest && youngest->phase == NIB_PHASE_READING && holders > 1) {
+        nib_batch_make_wait(youngest);
         return;
     }
     struct nib_error full;
     nib_fail(&full, NIB_ERR_LIMIT, "the KV cache of %lld tokens is full",
              (long long)batch->engine->plan.cache_tokens);
-    struct running *ends = youngest ? youngest : batch->first;
+    struct nib_running *ends = youngest ? youngest : batch->first;
     if (!ends)
         return;
     struct nib_event event = event_of(ends);
@@ -368,7 +266,7 @@ static void give_way(struct nib_batch *batch)
 nib_status nib_batch_step(struct nib_batch *batch, bool *busy, struct nib_error *err)
 {
     sweep_cancelled(batch);
-    int n = form_step(batch);
+    int n = nib_batch_form_step(batch);
     if (n == 0) {
         give_way(batch);
         *busy = batch->first != NULL;
@@ -379,13 +277,15 @@ nib_status nib_batch_step(struct nib_batch *batch, bool *busy, struct nib_error 
         return status;
     int64_t row = 0;
     for (int i = 0; i < n; i++) {
-        struct running *r = batch->fed_by[i];
+        struct nib_running *r = batch->fed_by[i];
         r->fed += batch->feeds[i].n_tokens;
         if (batch->feeds[i].outputs == NIB_OUTPUTS_NONE)
             continue;
         const float *logits = nib_engine_logits(batch->engine, row++);
-        if (!r->cancelled) // an earlier event of this step may have cancelled it
-            sample(batch, r, logits);
+        if (r->phase == NIB_PHASE_CANCELLED) // by an earlier event of this step
+            continue;
+        r->phase = NIB_PHASE_SPEAKING;
+        sample(batch, r, logits);
     }
     sweep_cancelled(batch);
     *busy = batch->first != NULL;

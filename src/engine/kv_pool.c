@@ -42,8 +42,8 @@ nib_status nib_kv_pool_plan(struct nib_kv_pool *pool, const struct nib_model_sha
         // Each sequence may leave one page half full. Behind a window there lie at most window - 1 older tokens.
         int64_t all = pages_for(cache_tokens) + max_sequences;
         int64_t live = pages_for(group->window - 1 + max_step_tokens) + 1;
-        int64_t windowed =
-            live < pool->table_width ? live * max_sequences : (int64_t)pool->table_width * max_sequences;
+        group->most_live = group->window && live < pool->table_width ? (int32_t)live : pool->table_width;
+        int64_t windowed = (int64_t)group->most_live * max_sequences;
         int64_t pages = group->window && windowed < all ? windowed : all;
         if (pages > INT32_MAX)
             return nib_fail(err, NIB_ERR_LIMIT, "a cache of %lld tokens needs more than 2^31 pages",
@@ -141,6 +141,14 @@ int32_t nib_page_table_wanted(const struct nib_page_table *table, int g, int32_t
 {
     int32_t missing = (int32_t)pages_for((int64_t)table->length + n) - table->end_page[g];
     return missing > 0 ? missing : 0;
+}
+
+int32_t nib_page_table_wanted_live(const struct nib_page_table *table, const struct nib_kv_pool *pool, int g,
+                                   int32_t n)
+{
+    int32_t wanted = nib_page_table_wanted(table, g, n),
+            more = pool->groups[g].most_live - (table->end_page[g] - table->first_page[g]);
+    return wanted < more ? wanted : more;
 }
 
 bool nib_page_table_reserve(struct nib_page_table *table, struct nib_kv_pool *pool, int32_t n)

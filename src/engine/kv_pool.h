@@ -11,6 +11,7 @@
 struct nib_kv_group {
     int64_t window;     // 0: all tokens are kept
     uint64_t row_bytes; // of one token in all caches of the group
+    int32_t most_live;  // pages that one sequence holds at most
     int32_t n_pages;
     int32_t n_free;      // pages to be had: on the list, or held by the prefix cache alone
     int32_t n_listed;    // that nobody knows anything about
@@ -52,6 +53,9 @@ nib_status nib_page_table_init(struct nib_page_table *table, const struct nib_kv
 
 // How many pages of group `g` are missing for `n` more tokens.
 int32_t nib_page_table_wanted(const struct nib_page_table *table, int g, int32_t n);
+// The same when they come in steps, between which pages slide out of the window.
+int32_t nib_page_table_wanted_live(const struct nib_page_table *table, const struct nib_kv_pool *pool, int g,
+                                   int32_t n);
 // Pages for `n` more tokens in every group: all of them, or none and false.
 bool nib_page_table_reserve(struct nib_page_table *table, struct nib_kv_pool *pool, int32_t n);
 // Gives back pages reserved beyond `length`.
