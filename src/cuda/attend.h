@@ -1,0 +1,69 @@
+// Attention over the paged bf16 cache, for any mix of decodes and prompts.
+//
+// Sequences with few rows in the step go to the decode kernel: the cached tokens that a row sees are cut into splits whose
+// size depends on the row's own position alone, all query heads of a kv head share one pass over them, and the last block
+// of a row and kv head to finish adds its splits in order. A row's bits depend on nothing else in the step. Sequences with
+// more rows go to the prefill kernel: tiles of rows times the query heads of a kv head, on the tensor cores.
+// Dao, "FlashAttention-2" (2023); Dao et al., "Flash-Decoding" (2023).
+#ifndef NIB_CUDA_ATTEND_H
+#define NIB_CUDA_ATTEND_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cuda/cuda_step.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NIB_CUDA_DECODE_ROWS 4 // a sequence with more rows in a step is a prompt
+
+struct nib_cuda_rotation {
+    const float *inv_freq; /* [dims / 2] */
+    int32_t first, dims;   // elements first … first + dims - 1 of a head turn
+    float scale;           // of cos and sin
+    bool interleaved;      // pairs are (2i, 2i + 1), else (i, i + dims / 2)
+};
+
+struct nib_cuda_attention {
+    float *y;                           /* [T, n_heads * v_dim], or NULL */
+    uint16_t *y_half;                   /* the same as bf16, or NULL */
+    const float *q;                     /* [T, n_heads * head_dim] */
+    struct nib_cuda_cache keys, values; // heads' columns lie one after another from column 0
+    int32_t n_heads, n_kv_heads, head_dim, v_dim;
+    int32_t window; // 0: all tokens
+    float scale, value_scale;
+    const float *sinks; /* [n_heads], or NULL */
+    // The most rows that a sequence has in this step: 1 for a step of decodes alone.
+    int32_t longest;
+    // Every row goes to the decode kernel, so that its bits do not depend on how a prompt was cut into steps. Slow.
+    bool by_row;
+    void *scratch; // nib_cuda_attention_scratch bytes, zero before the first call; one call at a time
+};
+
+// For steps of at most `rows` rows.
+size_t nib_cuda_attention_scratch(int32_t rows, int32_t n_heads, int32_t n_kv_heads, int32_t v_dim);
+
+// A row whose position is negative is padding: nothing is written for it.
+cudaError_t nib_cuda_attention(cudaStream_t stream, const struct nib_cuda_step *step,
+                               const struct nib_cuda_attention *call);
+
+// What comes before: q and k are rotated in place at their rows' positions, k and v written to their pages as bf16. Rows
+// with a negative position are left alone. v may be NULL (one cache holds both).
+struct nib_cuda_rotate_append {
+    float *q;       /* [T, q_heads * head_dim], or NULL */
+    float *k;       /* [T, k_heads * k_dim] */
+    const float *v; /* [T, values.width], or NULL */
+    int32_t q_heads, head_dim, k_heads, k_dim;
+    struct nib_cuda_rotation q_turn, k_turn; // dims = 0: none
+    struct nib_cuda_cache keys, values;
+};
+cudaError_t nib_cuda_rotate_append(cudaStream_t stream, const struct nib_cuda_step *step,
+                                   const struct nib_cuda_rotate_append *call);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

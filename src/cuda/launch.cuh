@@ -1,0 +1,25 @@
+// Launching a kernel that may be set up while the one before it still runs. Every kernel launched so calls
+// wait_for_previous_kernel before it touches what others write, and allow_next_kernel as early as it likes.
+#ifndef NIB_CUDA_LAUNCH_CUH
+#define NIB_CUDA_LAUNCH_CUH
+
+#include <cuda_runtime.h>
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t nib_launch(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared,
+                       cudaStream_t stream, Arguments... arguments)
+{
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+#endif
