@@ -40,15 +40,15 @@ struct nib_cuda_attention {
     int32_t longest;
     // Every row goes to the decode kernel, so that its bits do not depend on how a prompt was cut into steps. Slow.
     bool by_row;
-    void *scratch; // nib_cuda_attention_scratch bytes, zero before the first call; one call at a time
+    void *scratch; // nib_cuda_attend_scratch bytes, zero before the first call; one call at a time
 };
 
 // For steps of at most `rows` rows.
-size_t nib_cuda_attention_scratch(int32_t rows, int32_t n_heads, int32_t n_kv_heads, int32_t v_dim);
+size_t nib_cuda_attend_scratch(int32_t rows, int32_t n_heads, int32_t n_kv_heads, int32_t v_dim);
 
 // A row whose position is negative is padding: nothing is written for it.
-cudaError_t nib_cuda_attention(cudaStream_t stream, const struct nib_cuda_step *step,
-                               const struct nib_cuda_attention *call);
+cudaError_t nib_cuda_attend_paged(cudaStream_t stream, const struct nib_cuda_step *step,
+                                  const struct nib_cuda_attention *call);
 
 // What comes before: q and k are rotated in place at their rows' positions, k and v written to their pages as bf16. Rows
 // with a negative position are left alone. v may be NULL (one cache holds both).
@@ -60,8 +60,8 @@ struct nib_cuda_rotate_append {
     struct nib_cuda_rotation q_turn, k_turn; // dims = 0: none
     struct nib_cuda_cache keys, values;
 };
-cudaError_t nib_cuda_rotate_append(cudaStream_t stream, const struct nib_cuda_step *step,
-                                   const struct nib_cuda_rotate_append *call);
+cudaError_t nib_cuda_rotate_and_append(cudaStream_t stream, const struct nib_cuda_step *step,
+                                       const struct nib_cuda_rotate_append *call);
 
 #ifdef __cplusplus
 }

@@ -35,10 +35,10 @@ struct nib_cuda_skinny_linear {
     int32_t n_outputs;
     struct nib_cuda_skinny_output outputs[NIB_CUDA_SKINNY_OUTPUTS];
 };
-cudaError_t nib_cuda_skinny_linear(cudaStream_t stream, const struct nib_cuda_skinny_linear *call);
+cudaError_t nib_cuda_multiply_skinny(cudaStream_t stream, const struct nib_cuda_skinny_linear *call);
 
 // Whether the shape is within the kernel's limits: else another product must be used.
-bool nib_cuda_skinny_linear_takes(int32_t rows, int32_t cols);
+bool nib_cuda_skinny_takes(int32_t rows, int32_t cols);
 
 #ifdef __cplusplus
 }
