@@ -97,11 +97,6 @@ struct nib_moe_call {
 
 size_t nib_moe_scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, int64_t top_k, int threads);
 
-// The most that nib_moe_scratch_bytes can say for a layer of this shape on this CPU, whichever kernel is picked: for memory
-// plans made before there are weights.
-size_t nib_moe_scratch_bound(int64_t hidden, int64_t intermediate, int64_t n_experts, int64_t tokens,
-                             int64_t top_k, int threads);
-
 // Computes the layer. Allocates nothing. Two parallel regions at most. NIB_ERR_ARGUMENT with the offending field otherwise.
 nib_status nib_moe_run(const struct nib_moe_plan *plan, const struct nib_moe_call *call, struct nib_error *err);
 

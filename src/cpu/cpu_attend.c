@@ -30,6 +30,7 @@ struct workspace {
 
 struct attention {
     const struct nib_device *device;
+    const struct nib_cpu_device *cpu; // the same
     struct nib_attend_plan plan;
     const struct nib_attend *attend;
     struct nib_buffer y, q;
@@ -88,8 +89,8 @@ static void pack_queries(const struct attention *a, const struct nib_attend_task
 {
     for (int64_t r = 0; r < nib_attend_rows(task); r++) {
         struct nib_attend_row row = nib_attend_row_of(&a->plan, task, r);
-        a->device->kernels->pack_query(nib_buffer_row(a->q, row.token) + row.head * a->attend->head_dim,
-                                       a->attend->head_dim, w->queries + r * a->query_pitch);
+        a->cpu->kernels->pack_query(nib_buffer_row(a->q, row.token) + row.head * a->attend->head_dim,
+                                    a->attend->head_dim, w->queries + r * a->query_pitch);
     }
 }
 
@@ -107,7 +108,7 @@ static void find_rows(const struct attention *a, const struct nib_attend_task *t
     for (int64_t i = hidden; i < n_keys;) {
         const uint16_t *row = nib_cached_row(a->device, cache, task->sequence, start + i) + column;
         int64_t end = i + page_tokens - ((start + i) & (page_tokens - 1));
-        for (end = end < n_keys ? end : n_keys; i < end; i++, row += cache.width * a->device->cache_parts)
+        for (end = end < n_keys ? end : n_keys; i < end; i++, row += cache.width * a->cpu->cache_parts)
             rows[i] = row;
     }
     for (int64_t i = 0; i < hidden; i++)
@@ -156,12 +157,12 @@ static void sum_block(const struct attention *a, const struct nib_attend_task *t
                       int64_t kv, struct nib_attend_hints *hints, struct workspace *w)
 {
     int64_t first = kv * nib_attend_rows_of_kv(task);
-    a->device->kernels->attend_block(&(struct nib_attend_block){
+    a->cpu->kernels->attend_block(&(struct nib_attend_block){
         .keys = rows->keys,
         .values = rows->values,
         .first_key_column = kv * a->attend->head_dim,
         .first_value_column = kv * a->attend->v_dim,
-        .parts = a->device->cache_parts,
+        .parts = a->cpu->cache_parts,
         .key_part_columns = a->keys.width,
         .value_part_columns = a->values.width,
         .n_keys = rows->n_keys,
@@ -258,7 +259,7 @@ static void run_task(const struct attention *a, int64_t index, struct workspace 
     write_rows(a, &task, &w->total);
 }
 
-// Long contexts with fewer tasks than threads can share: each range is a piece of work, kept in device->partials, and
+// Long contexts with fewer tasks than threads can share: each range is a piece of work, kept in cpu->partials, and
 // the tasks are finished when all ranges are there. Finds the task that range `index` of all ranges belongs to, how many
 // of its own ranges come before, and the first of its rows in partials.
 static struct nib_attend_task find_range(const struct attention *a, int64_t *index, int64_t *row)
@@ -275,11 +276,11 @@ static struct nib_attend_task find_range(const struct attention *a, int64_t *ind
 
 static void run_one_range(const struct attention *a, int64_t index, struct workspace *w)
 {
-    int64_t row, pitch = a->device->partial_pitch;
+    int64_t row, pitch = a->cpu->partial_pitch;
     struct nib_attend_task task = find_range(a, &index, &row);
     pack_queries(a, &task, w);
     sum_range(a, &task, nib_attend_first_range(&task) + index, w);
-    float *out = a->device->partials + (row + index * nib_attend_rows(&task)) * pitch;
+    float *out = a->cpu->partials + (row + index * nib_attend_rows(&task)) * pitch;
     for (int64_t r = 0; r < nib_attend_rows(&task); r++, out += pitch) {
         memcpy(out, w->range.out + r * a->v_pitch, (size_t)a->v_pitch * sizeof *out);
         out[a->v_pitch] = w->range.largest[r];
@@ -289,14 +290,14 @@ static void run_one_range(const struct attention *a, int64_t index, struct works
 
 static void finish_task(const struct attention *a, int64_t index, struct workspace *w)
 {
-    int64_t row = 0, pitch = a->device->partial_pitch;
+    int64_t row = 0, pitch = a->cpu->partial_pitch;
     struct nib_attend_task task = nib_attend_find_task(&a->plan, 0);
     for (int64_t i = 1; i <= index; i++) {
         row += nib_attend_count_ranges(&task) * nib_attend_rows(&task);
         task = nib_attend_find_task(&a->plan, i);
     }
     start_merge(a, &task, w);
-    const float *part = a->device->partials + row * pitch;
+    const float *part = a->cpu->partials + row * pitch;
     for (int64_t i = 0; i < nib_attend_count_ranges(&task); i++)
         for (int64_t r = 0; r < nib_attend_rows(&task); r++, part += pitch)
             merge_row(a, &w->total, r, part, part[a->v_pitch], part[a->v_pitch + 1]);
@@ -314,17 +315,17 @@ static int64_t ranges_to_share(const struct attention *a)
         ranges += nib_attend_count_ranges(&task);
         rows += nib_attend_count_ranges(&task) * nib_attend_rows(&task);
     }
-    return ranges > a->plan.n_tasks && rows <= a->device->partial_rows ? ranges : 0;
+    return ranges > a->plan.n_tasks && rows <= a->cpu->partial_rows ? ranges : 0;
 }
 
 static void share_tasks(const struct attention *a, int64_t ranges, int threads)
 {
 #pragma omp parallel num_threads(threads)
     {
-        size_t offset = (size_t)omp_get_thread_num() * a->device->attend_scratch_bytes;
-        char *scratch = (char *)a->device->attend_scratch + offset;
+        size_t offset = (size_t)omp_get_thread_num() * a->cpu->attend_scratch_bytes;
+        char *scratch = (char *)a->cpu->attend_scratch + offset;
         struct workspace w;
-        carve(&w, (float *)(void *)scratch, a->attend->head_dim, a->attend->v_dim, a->device->cache_parts);
+        carve(&w, (float *)(void *)scratch, a->attend->head_dim, a->attend->v_dim, a->cpu->cache_parts);
         if (ranges) {
 #pragma omp for schedule(dynamic)
             for (int64_t i = 0; i < ranges; i++)
@@ -343,20 +344,22 @@ static void share_tasks(const struct attention *a, int64_t ranges, int threads)
 void nib_cpu_attend(struct nib_device *device, struct nib_buffer y, struct nib_buffer q, struct nib_cache keys,
                     struct nib_cache values, const struct nib_attend *attend)
 {
+    const struct nib_cpu_device *cpu = nib_cpu_of(device);
     const struct nib_step *step = device->step;
     int64_t dim = attend->head_dim > attend->v_dim ? attend->head_dim : attend->v_dim, work = 0;
     if (device->error.status)
         return;
-    if (dim > device->limits.head_dim) {
+    if (dim > cpu->limits.head_dim) {
         nib_fail(&device->error, NIB_ERR_LIMIT, "attention heads of %lld in a device opened for %lld",
-                 (long long)dim, (long long)device->limits.head_dim);
+                 (long long)dim, (long long)cpu->limits.head_dim);
         return;
     }
     for (int64_t t = 0; t < step->n_tokens; t++)
         work += (step->positions[t] + 1) * attend->n_heads * attend->head_dim;
-    int threads = nib_cpu_threads(device, work);
+    int threads = nib_host_threads(device, work);
     struct attention a = {
         .device = device,
+        .cpu = cpu,
         .plan = nib_attend_plan_make(step, attend, threads),
         .attend = attend,
         .y = y,

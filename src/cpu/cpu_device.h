@@ -3,41 +3,24 @@
 #define NIB_CPU_CPU_DEVICE_H
 
 #include "cpu/cpu_kernels.h"
-#include "ops/dense_fp8.h"
-#include "ops/dense_int8.h"
-#include "ops/dense_moe.h"
-#include "ops/ops.h"
+#include "ops/host_device.h"
 
-enum {
-    NIB_CPU_ALIGN = 64,
-};
-
-struct nib_device {
-    struct nib_device_options options;
+struct nib_cpu_device {
+    struct nib_device host; // first, so that a device leads here
     struct nib_scratch_query limits;
     int cache_parts; // bf16 parts whose sum is a cached element: 1, or 2 with options.exact
     const struct nib_cpu_kernels *kernels;
-    const struct nib_step *step; // between begin and end
-    struct nib_error error;      // the first failure since begin
-
     uint16_t *rounded;    /* [max_tokens, nib_rounded_pitch(widest)] inputs of linears and MoE layers as bf16 */
     void *attend_scratch; /* [threads] of attend_scratch_bytes */
     size_t attend_scratch_bytes;
     float *partials; /* [partial_rows, partial_pitch]: output, largest, sum of a row over one range */
     int64_t partial_rows, partial_pitch;
-    void *moe_scratch; // grown when a layer is bound
-    size_t moe_scratch_bytes;
-    uint64_t expert_bytes_read;    // since begin
-    struct nib_narrowed *narrowed; // 8-bit copies of dense matrices, with dense_int8
-    struct nib_fp8_scales *scales; // of dense matrices in FP8
 };
 
-struct nib_moe {
-    struct nib_moe_plan *plan;
-    struct nib_dense_moe *dense; // in place of the plan
-    uint64_t expert_bytes;       // of one expert
-    int64_t first_expert, n_experts;
-};
+static inline const struct nib_cpu_device *nib_cpu_of(const struct nib_device *device)
+{
+    return (const struct nib_cpu_device *)device;
+}
 
 static inline int64_t nib_round_up(int64_t value, int64_t multiple)
 {
@@ -52,11 +35,6 @@ static inline int64_t nib_rounded_pitch(int64_t cols)
     return pitch % 1024 ? pitch : pitch + 32;
 }
 
-static inline float *nib_buffer_row(struct nib_buffer buffer, int64_t row)
-{
-    return (float *)buffer.data + row * buffer.width;
-}
-
 // One element of a bound weight as fp32.
 static inline float nib_weight_element(const struct nib_weight *weight, int64_t index)
 {
@@ -64,12 +42,6 @@ static inline float nib_weight_element(const struct nib_weight *weight, int64_t 
         return ((const float *)weight->data)[index];
     uint16_t bits = ((const uint16_t *)weight->data)[index];
     return weight->dtype == NIB_F16 ? nib_f16_to_f32(bits) : nib_bf16_to_f32(bits);
-}
-
-// Threads worth waking for `work` elementary operations: one for what a single thread does in a few microseconds.
-static inline int nib_cpu_threads(const struct nib_device *device, int64_t work)
-{
-    return work < 32768 ? 1 : device->options.threads;
 }
 
 // The cached row of a position, or NULL where its page is freed: `width` bf16, and as many with what the rounding of
@@ -83,7 +55,7 @@ static inline uint16_t *nib_cached_row(const struct nib_device *device, struct n
     if (page < 0)
         return NULL;
     int64_t row = page * step->page_tokens + position % step->page_tokens;
-    return (uint16_t *)cache.data + row * cache.width * device->cache_parts;
+    return (uint16_t *)cache.data + row * cache.width * nib_cpu_of(device)->cache_parts;
 }
 
 // Bytes of one thread's scratch for attention.

@@ -23,7 +23,7 @@ static void widen_row(const struct nib_weight *weight, int64_t row, float *out /
 void nib_cpu_embed(struct nib_device *device, struct nib_buffer y, const struct nib_weight *table)
 {
     const struct nib_step *step = device->step;
-#pragma omp parallel for num_threads(nib_cpu_threads(device, step->n_tokens *y.width))
+#pragma omp parallel for num_threads(nib_host_threads(device, step->n_tokens *y.width))
     for (int64_t t = 0; t < step->n_tokens; t++)
         widen_row(table, step->tokens[t], nib_buffer_row(y, t));
 }
@@ -59,7 +59,7 @@ static void norm(const float *in /* [cols] */, const struct nib_weight *weight, 
 void nib_cpu_rms_norm(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
                       const struct nib_weight *weight, float eps)
 {
-#pragma omp parallel for num_threads(nib_cpu_threads(device, rows *x.width))
+#pragma omp parallel for num_threads(nib_host_threads(device, rows *x.width))
     for (int64_t r = 0; r < rows; r++)
         norm(nib_buffer_row(x, r), weight, eps, nib_buffer_row(y, r));
 }
@@ -68,7 +68,7 @@ void nib_cpu_head_norm(struct nib_device *device, struct nib_buffer x, int64_t n
                        const struct nib_weight *weight, float eps)
 {
     int64_t tokens = device->step->n_tokens;
-#pragma omp parallel for num_threads(nib_cpu_threads(device, tokens *x.width))
+#pragma omp parallel for num_threads(nib_host_threads(device, tokens *x.width))
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t h = 0; h < n_heads; h++) {
             float *head = nib_buffer_row(x, t) + h * head_dim;
@@ -123,20 +123,21 @@ void nib_cpu_rope(struct nib_device *device, struct nib_buffer x, int64_t n_head
                   const struct nib_rope *rope)
 {
     const struct nib_step *step = device->step;
-#pragma omp parallel for num_threads(nib_cpu_threads(device, step->n_tokens *x.width))
+#pragma omp parallel for num_threads(nib_host_threads(device, step->n_tokens *x.width))
     for (int64_t t = 0; t < step->n_tokens; t++)
         rope_token(nib_buffer_row(x, t), (float)step->positions[t], n_heads, head_dim, rope);
 }
 
 void nib_cpu_append(struct nib_device *device, struct nib_cache cache, struct nib_buffer x)
 {
+    const struct nib_cpu_device *cpu = nib_cpu_of(device);
     const struct nib_step *step = device->step;
-#pragma omp parallel for num_threads(nib_cpu_threads(device, step->n_tokens *x.width))
+#pragma omp parallel for num_threads(nib_host_threads(device, step->n_tokens *x.width))
     for (int64_t t = 0; t < step->n_tokens; t++) {
         const float *in = nib_buffer_row(x, t);
         uint16_t *row = nib_cached_row(device, cache, step->sequence_of[t], step->positions[t]);
-        device->kernels->round_bf16(in, cache.width, row);
-        if (device->cache_parts == 2)
+        cpu->kernels->round_bf16(in, cache.width, row);
+        if (cpu->cache_parts == 2)
             for (int64_t i = 0; i < cache.width; i++)
                 row[cache.width + i] = nib_bf16_from_f32(in[i] - nib_bf16_to_f32(row[i]));
     }
@@ -146,7 +147,7 @@ void nib_cpu_route(struct nib_device *device, struct nib_routes routes, struct n
                    const struct nib_router *router)
 {
     int64_t tokens = device->step->n_tokens;
-#pragma omp parallel for num_threads(nib_cpu_threads(device, tokens * router->n_experts * router->top_k))
+#pragma omp parallel for num_threads(nib_host_threads(device, tokens * router->n_experts * router->top_k))
     for (int64_t t = 0; t < tokens; t++)
         nib_route_token(router, nib_buffer_row(logits, t), routes.expert_ids + t * routes.top_k,
                         routes.weights + t * routes.top_k);
@@ -157,7 +158,7 @@ void nib_cpu_silu_mul(struct nib_device *device, struct nib_buffer gate, struct 
     int64_t n = device->step->n_tokens * gate.width;
     float *g = gate.data;
     const float *u = up.data;
-#pragma omp parallel for num_threads(nib_cpu_threads(device, 8 * n))
+#pragma omp parallel for num_threads(nib_host_threads(device, 8 * n))
     for (int64_t i = 0; i < n; i++)
         g[i] = g[i] / (1.0f + expf(-g[i])) * u[i];
 }
@@ -167,7 +168,7 @@ void nib_cpu_add(struct nib_device *device, struct nib_buffer x, struct nib_buff
     int64_t n = device->step->n_tokens * x.width;
     float *sum = x.data;
     const float *other = y.data;
-#pragma omp parallel for num_threads(nib_cpu_threads(device, n))
+#pragma omp parallel for num_threads(nib_host_threads(device, n))
     for (int64_t i = 0; i < n; i++)
         sum[i] += other[i];
 }

@@ -15,7 +15,7 @@ struct chunk {
 static bool rounds_inputs(const struct nib_device *device, const struct nib_projection *p)
 {
     enum nib_dtype dtype = p->weight->dtype;
-    return device->kernels->linear_bf16 && (dtype == NIB_BF16 || dtype == NIB_I8) && !p->exact;
+    return nib_cpu_of(device)->kernels->linear_bf16 && (dtype == NIB_BF16 || dtype == NIB_I8) && !p->exact;
 }
 
 static int64_t chunks_of(const struct nib_projection *p, int64_t chunk_rows)
@@ -35,6 +35,7 @@ static struct chunk find_chunk(const struct nib_projection *projections, int64_t
 static void run_chunk(const struct nib_device *device, int64_t tokens, struct nib_buffer x, struct chunk chunk)
 {
     const struct nib_weight *weight = chunk.projection->weight, *bias = chunk.projection->bias;
+    const struct nib_cpu_device *cpu = nib_cpu_of(device);
     bool rounded = rounds_inputs(device, chunk.projection);
     float biases[CHUNK_ROWS] = {0};
     if (bias && bias->data)
@@ -42,7 +43,7 @@ static void run_chunk(const struct nib_device *device, int64_t tokens, struct ni
             biases[r] = nib_weight_element(bias, chunk.first + r);
     size_t offset = (size_t)chunk.first * nib_weight_row_bytes(weight);
     struct nib_linear_part part = {
-        .x = rounded ? (const void *)device->rounded : x.data,
+        .x = rounded ? (const void *)cpu->rounded : x.data,
         .x_pitch = rounded ? nib_rounded_pitch(x.width) : x.width,
         .weight = (const char *)weight->data + offset,
         .scales = weight->scales,
@@ -59,20 +60,21 @@ static void run_chunk(const struct nib_device *device, int64_t tokens, struct ni
         .cols = weight->cols,
     };
     if (rounded)
-        device->kernels->linear_bf16(&part);
+        cpu->kernels->linear_bf16(&part);
     else
-        device->kernels->linear_wide(&part);
+        cpu->kernels->linear_wide(&part);
 }
 
 // The refusals: a model that breaks the sizes it stated when the device was opened.
 static bool check(struct nib_device *device, int64_t rows, struct nib_buffer x, const struct nib_projection *p)
 {
+    const struct nib_cpu_device *cpu = nib_cpu_of(device);
     if (device->error.status)
         return false;
-    if (rows > device->options.max_tokens || x.width > device->limits.max_width)
+    if (rows > device->options.max_tokens || x.width > cpu->limits.max_width)
         nib_fail(&device->error, NIB_ERR_LIMIT, "a linear of %lld x %lld inputs in a device opened for %d x %lld",
                  (long long)rows, (long long)x.width, device->options.max_tokens,
-                 (long long)device->limits.max_width);
+                 (long long)cpu->limits.max_width);
     else if (p->weight->cols != x.width || p->column + p->weight->rows > p->y.width)
         nib_fail(&device->error, NIB_ERR_ARGUMENT,
                  "a linear of weight [%lld, %lld] with inputs of %lld and outputs of %lld",
@@ -84,6 +86,7 @@ static bool check(struct nib_device *device, int64_t rows, struct nib_buffer x, 
 void nib_cpu_linear(struct nib_device *device, int64_t rows, struct nib_buffer x,
                     const struct nib_projection *projections, int n_projections)
 {
+    const struct nib_cpu_device *cpu = nib_cpu_of(device);
     int64_t weight_rows = 0, n_chunks = 0;
     bool rounds = false;
     for (int i = 0; i < n_projections; i++) {
@@ -92,7 +95,7 @@ void nib_cpu_linear(struct nib_device *device, int64_t rows, struct nib_buffer x
         weight_rows += projections[i].weight->rows;
         rounds |= rounds_inputs(device, &projections[i]);
     }
-    int threads = nib_cpu_threads(device, weight_rows * x.width);
+    int threads = nib_host_threads(device, weight_rows * x.width);
     // Several chunks a thread, so that a thread that is held up does not hold up the others.
     int64_t chunk_rows = nib_round_up(weight_rows / (threads * 8) + 1, ROW_TILE);
     chunk_rows = chunk_rows < CHUNK_ROWS && threads > 1 ? chunk_rows : CHUNK_ROWS;
@@ -105,8 +108,8 @@ void nib_cpu_linear(struct nib_device *device, int64_t rows, struct nib_buffer x
             int64_t padded = nib_round_up(x.width, 32);
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < rows; t++) {
-                uint16_t *out = device->rounded + t * nib_rounded_pitch(x.width);
-                device->kernels->round_bf16(nib_buffer_row(x, t), x.width, out);
+                uint16_t *out = cpu->rounded + t * nib_rounded_pitch(x.width);
+                cpu->kernels->round_bf16(nib_buffer_row(x, t), x.width, out);
                 memset(out + x.width, 0, (size_t)(padded - x.width) * sizeof *out);
             }
         }

@@ -37,7 +37,7 @@ static void run_rows(const struct nib_device *device, struct nib_linear_part par
     int64_t left = part.n_rows;
     for (; left > 0; left -= ROWS_AT_ONCE) {
         part.n_rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
-        device->kernels->linear_wide(&part);
+        nib_cpu_of(device)->kernels->linear_wide(&part);
         part.weight = (const char *)part.weight + (size_t)part.n_rows * row_bytes;
         part.first_row += part.n_rows;
         part.y += part.n_rows;
@@ -50,11 +50,11 @@ void nib_cpu_linear_heads(struct nib_device *device, struct nib_buffer y, struct
     const struct nib_head_product *p = product;
     int64_t tokens = device->step->n_tokens, cols = p->weight->cols;
     int64_t in = p->transposed ? p->rows : cols, out = p->transposed ? cols : p->rows;
-#pragma omp parallel for schedule(dynamic) num_threads(nib_cpu_threads(device, p->n_heads * p->rows * cols))
+#pragma omp parallel for schedule(dynamic) num_threads(nib_host_threads(device, p->n_heads * p->rows * cols))
     for (int64_t h = 0; h < p->n_heads; h++) {
         struct nib_linear_part part = part_of(device, y, x, p, h);
         if (p->transposed)
-            device->kernels->linear_across(&part);
+            nib_cpu_of(device)->kernels->linear_across(&part);
         else
             run_rows(device, part, nib_weight_row_bytes(p->weight));
         for (int64_t t = 0; t < tokens && p->tail; t++)

@@ -210,10 +210,15 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
         multiply_block_exact(block, n, x, m, out);
 }
 
-const struct nib_moe_kernel nib_moe_amx = {
-    .name = "amx",
+const struct nib_moe_tier nib_moe_amx = {
+    .kernel =
+        {
+            .name = "amx",
+            .reason = "tdpbf16ps on tiles of weights unpacked into the first-level cache",
+            .scratch_bytes = nib_moe_packed_scratch_bytes,
+            .run = nib_moe_packed_run,
+        },
     .tier = NIB_CPU_AMX,
-    .reason = "tdpbf16ps on tiles of weights unpacked into the first-level cache",
     .element_bytes = 2,
     .max_tokens = NIB_MOE_TOKENS,
     .rows_in_order = true,

@@ -9,7 +9,7 @@
 #include <math.h>
 
 #include "cpu/moe_activation.h"
-#include "cpu/moe_kernel.h"
+#include "cpu/moe_packed.h"
 
 #include <immintrin.h>
 
@@ -250,10 +250,16 @@ static void finish(int64_t n, void *row)
     }
 }
 
-const struct nib_moe_kernel nib_moe_avx2 = {
-    .name = "avx2",
+const struct nib_moe_tier nib_moe_avx2 = {
+    .kernel =
+        {
+            .name = "avx2",
+            .reason = "byte products of 16-bit activations with weights looked up in registers; no AVX-512",
+            .takes_f32 = true,
+            .scratch_bytes = nib_moe_packed_scratch_bytes,
+            .run = nib_moe_packed_run,
+        },
     .tier = NIB_CPU_AVX2,
-    .reason = "byte products of 16-bit activations with weights looked up in registers; no AVX-512",
     .element_bytes = 4,
     .max_tokens = NIB_MOE_FEW,
     .arrange = arrange,

@@ -155,10 +155,16 @@ static void activate(const struct nib_activation *activation, const float *gate_
         ((float *)row)[place(first + i)] = value[i];
 }
 
-const struct nib_moe_kernel nib_moe_avx512 = {
-    .name = "avx512",
+const struct nib_moe_tier nib_moe_avx512 = {
+    .kernel =
+        {
+            .name = "avx512",
+            .reason = "fp32 multiply-adds on weights looked up in registers; no BF16 instructions",
+            .takes_f32 = true,
+            .scratch_bytes = nib_moe_packed_scratch_bytes,
+            .run = nib_moe_packed_run,
+        },
     .tier = NIB_CPU_AVX512,
-    .reason = "fp32 multiply-adds on weights looked up in registers; no BF16 instructions",
     .element_bytes = 4,
     .max_tokens = NIB_MOE_FEW,
     .arrange = arrange,

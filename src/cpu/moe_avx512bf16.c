@@ -247,10 +247,15 @@ void nib_moe_activate_planes(const struct nib_activation *activation, const floa
     store_planes(_mm256_cvtneps_pbh(_mm256_sub_ps(exact, kept)), (uint16_t *)rest + place);
 }
 
-const struct nib_moe_kernel nib_moe_avx512bf16 = {
-    .name = "avx512bf16",
+const struct nib_moe_tier nib_moe_avx512bf16 = {
+    .kernel =
+        {
+            .name = "avx512bf16",
+            .reason = "vdpbf16ps on weights unpacked in registers with their scale in the exponent",
+            .scratch_bytes = nib_moe_packed_scratch_bytes,
+            .run = nib_moe_packed_run,
+        },
     .tier = NIB_CPU_AVX512BF16,
-    .reason = "vdpbf16ps on weights unpacked in registers with their scale in the exponent",
     .element_bytes = 2,
     .max_tokens = NIB_MOE_TOKENS,
     .arrange = nib_moe_arrange_planes,

@@ -2,7 +2,7 @@
 #ifndef NIB_CPU_MOE_AVX512BF16_H
 #define NIB_CPU_MOE_AVX512BF16_H
 
-#include "cpu/moe_kernel.h"
+#include "cpu/moe_packed.h"
 
 #include <immintrin.h>
 #include <stdbool.h>
@@ -137,7 +137,7 @@ INLINE __m512 reduce_rows(const __m512 *sum /* [16] */)
 void nib_moe_multiply_panel_exact(const struct panel *panel, const uint16_t *const *x /* [m] */, int m,
                                   __m512 (*saved)[NIB_MOE_ROWS] /* [m] */);
 
-// arrange and activate of struct nib_moe_kernel for rows in planes.
+// arrange and activate of struct nib_moe_tier for rows in planes.
 void nib_moe_arrange_planes(const uint16_t *x /* [n] bf16 */, int64_t n, void *row);
 void nib_moe_activate_planes(const struct nib_activation *activation, const float *gate_up /* [2, 8] */,
                              int64_t first, void *row, void *rest);

@@ -6,7 +6,7 @@
 #include <immintrin.h>
 
 #include "cpu/moe_activation.h"
-#include "cpu/moe_kernel.h"
+#include "cpu/moe_packed.h"
 
 #define PANEL_CHUNKS 8 // 4 KiB of a fp32 activation row: what eight tokens read again for each row stays in L1
 #define PANEL_COLUMNS (PANEL_CHUNKS * NIB_MOE_CHUNK)

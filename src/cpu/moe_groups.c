@@ -1,4 +1,4 @@
-#include "cpu/moe_plan.h"
+#include "cpu/moe_packed.h"
 
 #include <string.h>
 

@@ -1,10 +1,10 @@
-// A call on the packed kernels: two parallel regions, in each of which the threads take pieces of work off a counter until
+// A call of a tier: two parallel regions, in each of which the threads take pieces of work off a counter until
 // none is left, so that all of them stream weights to the end. A piece is a run of blocks of 16 rows; which thread does it
 // and how long it is changes no bit of the result.
 #include <stdatomic.h>
 #include <string.h>
 
-#include "cpu/moe_plan.h"
+#include "cpu/moe_packed.h"
 
 #define TOKEN_GROUP 64           // activation rows that stay in L2 while a piece's weights go by
 #define PIECE_BYTES (256 * 1024) // packed weights of one expert in a piece, about
@@ -17,10 +17,10 @@
 
 struct run {
     const struct nib_moe_plan *plan;
-    const struct nib_moe_kernel *kernel;
+    const struct nib_moe_tier *tier;
     const struct nib_moe_call *call;
     struct nib_moe_groups groups;
-    // Arranged: x, one row a token, or with kernel->rows_in_order one a route; the intermediate, [n_routes, h_parts].
+    // Arranged: x, one row a token, or with tier->rows_in_order one a route; the intermediate, [n_routes, h_parts].
     uint8_t *x_rows, *h_rows;
     size_t x_row_bytes, h_row_bytes;
     int h_parts; // rows of the intermediate for one route: 1, or 2 with the rest of the rounding
@@ -42,44 +42,51 @@ static size_t align_up(size_t bytes)
     return (bytes + 63) & ~(size_t)63;
 }
 
-static size_t arranged_bytes(const struct nib_moe_kernel *kernel, int64_t n)
+static size_t arranged_bytes(const struct nib_moe_tier *tier, int64_t n)
 {
-    return (size_t)((n + NIB_MOE_CHUNK - 1) / NIB_MOE_CHUNK * NIB_MOE_CHUNK) * kernel->element_bytes;
+    return (size_t)((n + NIB_MOE_CHUNK - 1) / NIB_MOE_CHUNK * NIB_MOE_CHUNK) * tier->element_bytes;
 }
 
-static int64_t x_row_count(const struct nib_moe_kernel *kernel, int64_t tokens, int64_t top_k)
+static int64_t x_row_count(const struct nib_moe_tier *tier, int64_t tokens, int64_t top_k)
 {
-    return kernel->rows_in_order ? tokens * top_k : tokens;
+    return tier->rows_in_order ? tokens * top_k : tokens;
+}
+
+static const struct nib_moe_tier *tier_of(const struct nib_moe_plan *plan)
+{
+    return (const struct nib_moe_tier *)plan->kernel; // which is its first member
 }
 
 static int intermediate_parts(const struct nib_moe_plan *plan)
 {
-    return plan->kernel->element_bytes == 2 && plan->weights.intermediate <= SHORT_INTERMEDIATE ? 2 : 1;
+    return tier_of(plan)->element_bytes == 2 && plan->weights.intermediate <= SHORT_INTERMEDIATE ? 2 : 1;
 }
 
-size_t nib_moe_packed_scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, int64_t top_k)
+size_t nib_moe_packed_scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, int64_t top_k, int threads)
 {
+    (void)threads;
     const struct nib_moe_weights *w = &plan->weights;
+    const struct nib_moe_tier *tier = tier_of(plan);
     return align_up(nib_moe_groups_bytes(w->n_experts, tokens * top_k)) +
-           (size_t)x_row_count(plan->kernel, tokens, top_k) * arranged_bytes(plan->kernel, w->hidden) +
-           (size_t)(tokens * top_k * intermediate_parts(plan)) * arranged_bytes(plan->kernel, w->intermediate) +
+           (size_t)x_row_count(tier, tokens, top_k) * arranged_bytes(tier, w->hidden) +
+           (size_t)(tokens * top_k * intermediate_parts(plan)) * arranged_bytes(tier, w->intermediate) +
            align_up((size_t)(tokens * w->hidden) * sizeof(float));
 }
 
 static struct run carve_scratch(const struct nib_moe_plan *plan, const struct nib_moe_call *call)
 {
     const struct nib_moe_weights *w = &plan->weights;
-    struct run run = {.plan = plan, .kernel = plan->kernel, .call = call};
+    struct run run = {.plan = plan, .tier = tier_of(plan), .call = call};
     int64_t routes = call->tokens * call->top_k;
-    run.x_row_bytes = arranged_bytes(plan->kernel, w->hidden);
-    run.h_row_bytes = arranged_bytes(plan->kernel, w->intermediate);
+    run.x_row_bytes = arranged_bytes(run.tier, w->hidden);
+    run.h_row_bytes = arranged_bytes(run.tier, w->intermediate);
     run.h_parts = intermediate_parts(plan);
 
     uint8_t *memory = call->scratch;
     int32_t *group_memory = call->scratch;
     memory += align_up(nib_moe_groups_bytes(w->n_experts, routes));
     run.x_rows = memory;
-    memory += (size_t)x_row_count(plan->kernel, call->tokens, call->top_k) * run.x_row_bytes;
+    memory += (size_t)x_row_count(run.tier, call->tokens, call->top_k) * run.x_row_bytes;
     run.h_rows = memory;
     memory += (size_t)(routes * run.h_parts) * run.h_row_bytes;
     if (call->y)
@@ -171,7 +178,7 @@ static int tile_tokens(int64_t n, int most)
 // Of route s, in the order of the groups.
 static uint8_t *x_row(const struct run *run, int64_t s)
 {
-    int64_t row = run->kernel->rows_in_order ? s : run->groups.order[s] / run->call->top_k;
+    int64_t row = run->tier->rows_in_order ? s : run->groups.order[s] / run->call->top_k;
     return run->x_rows + (size_t)row * run->x_row_bytes;
 }
 
@@ -191,20 +198,20 @@ static void gate_up_routes(const struct run *run, int64_t group, int64_t index, 
             bias[8 + i] = bias_at(e->up_bias, w->bias_dtype, row);
         }
     }
-    int tile = tile_tokens(end - first, run->kernel->max_tokens);
+    int tile = tile_tokens(end - first, run->tier->max_tokens);
     for (int64_t s = first; s < end; s += tile) {
         int m = (int)(end - s < tile ? end - s : tile);
         for (int t = 0; t < m; t++)
             x[t] = x_row(run, s + t);
-        run->kernel->multiply(&block, ahead, w->hidden, x, m, out);
+        run->tier->multiply(&block, ahead, w->hidden, x, m, out);
         ahead = NULL;
         for (int t = 0; t < m; t++) {
             float *gate_up = out + t * NIB_MOE_ROWS;
             for (int i = 0; i < NIB_MOE_ROWS; i++)
                 gate_up[i] += bias[i];
             uint8_t *h = run->h_rows + (size_t)((s + t) * run->h_parts) * run->h_row_bytes;
-            run->kernel->activate(&run->plan->activation, gate_up, index * 8, h,
-                                  run->h_parts == 2 ? h + run->h_row_bytes : NULL);
+            run->tier->activate(&run->plan->activation, gate_up, index * 8, h,
+                                run->h_parts == 2 ? h + run->h_row_bytes : NULL);
         }
     }
 }
@@ -254,12 +261,12 @@ static void down_routes(const struct run *run, int64_t group, int64_t index, int
     if (e->down_bias)
         for (int i = 0; i < NIB_MOE_ROWS; i++)
             bias[i] = bias_at(e->down_bias, w->bias_dtype, row + i);
-    int parts = run->h_parts, tile = tile_tokens(end - first, run->kernel->max_tokens / parts);
+    int parts = run->h_parts, tile = tile_tokens(end - first, run->tier->max_tokens / parts);
     for (int64_t s = first; s < end; s += tile) {
         int m = (int)(end - s < tile ? end - s : tile);
         for (int t = 0; t < m * parts; t++)
             h[t] = run->h_rows + (size_t)(s * parts + t) * run->h_row_bytes;
-        run->kernel->multiply(&block, ahead, w->intermediate, h, m * parts, out);
+        run->tier->multiply(&block, ahead, w->intermediate, h, m * parts, out);
         ahead = NULL;
         for (int t = 0; t < m; t++) {
             int64_t route = run->groups.order[s + t];
@@ -347,18 +354,18 @@ static void down_piece(const struct run *run, const struct work *work, int64_t p
 static void arrange_row(const struct run *run, int64_t row)
 {
     int64_t hidden = run->plan->weights.hidden;
-    int64_t token = run->kernel->rows_in_order ? run->groups.order[row] / run->call->top_k : row;
+    int64_t token = run->tier->rows_in_order ? run->groups.order[row] / run->call->top_k : row;
     void *arranged = run->x_rows + (size_t)row * run->x_row_bytes;
     if (run->call->x_dtype == NIB_F32)
-        run->kernel->arrange_f32((const float *)run->call->x + token * hidden, hidden, arranged);
+        run->tier->arrange_f32((const float *)run->call->x + token * hidden, hidden, arranged);
     else
-        run->kernel->arrange((const uint16_t *)run->call->x + token * hidden, hidden, arranged);
+        run->tier->arrange((const uint16_t *)run->call->x + token * hidden, hidden, arranged);
 }
 
 // The last chunk of an intermediate row that does not fill it is read whole.
 static void clear_h_tail(const struct run *run, int64_t row)
 {
-    size_t chunk = NIB_MOE_CHUNK * run->kernel->element_bytes;
+    size_t chunk = NIB_MOE_CHUNK * run->tier->element_bytes;
     memset(run->h_rows + (size_t)(row + 1) * run->h_row_bytes - chunk, 0, chunk);
 }
 
@@ -370,7 +377,7 @@ void nib_moe_packed_run(const struct nib_moe_plan *plan, const struct nib_moe_ca
     plan_work(&gate_up, 2 * w->intermediate, w->hidden, run.groups.n_groups, call->threads);
     plan_work(&down, w->hidden, w->intermediate, 1, call->threads);
     bool odd = w->intermediate % NIB_MOE_CHUNK != 0;
-    int64_t x_rows = run.kernel->rows_in_order ? run.groups.n_routes : call->tokens;
+    int64_t x_rows = run.tier->rows_in_order ? run.groups.n_routes : call->tokens;
 
 #pragma omp parallel num_threads(call->threads)
     {
@@ -390,8 +397,8 @@ void nib_moe_packed_run(const struct nib_moe_plan *plan, const struct nib_moe_ca
 #pragma omp parallel num_threads(call->threads)
     {
 #pragma omp for schedule(static)
-        for (int64_t r = 0; r < (run.kernel->finish ? run.groups.n_routes : 0); r++)
-            run.kernel->finish(w->intermediate, run.h_rows + (size_t)r * run.h_row_bytes);
+        for (int64_t r = 0; r < (run.tier->finish ? run.groups.n_routes : 0); r++)
+            run.tier->finish(w->intermediate, run.h_rows + (size_t)r * run.h_row_bytes);
         int64_t piece = take_piece(&down);
         while (piece < down.total) {
             int64_t next = take_piece(&down);

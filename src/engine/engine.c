@@ -75,9 +75,6 @@ static nib_status plan_context(struct nib_engine *engine, const struct nib_engin
             plan->cache_row_bytes += engine->pool.groups[g].row_bytes;
     struct nib_scratch_query query = scratch_query(shape);
     plan->scratch_bytes = engine->ops->scratch_bytes(&device, &query);
-    if (shape->n_experts) // allocated when the first MoE layer is bound
-        plan->scratch_bytes += nib_moe_scratch_bound(shape->hidden, shape->intermediate, shape->n_experts,
-                                                     plan->max_step_tokens, shape->top_k, engine->threads);
     uint64_t rows = (uint64_t)plan->max_step_tokens, outputs = (uint64_t)engine->max_outputs;
     uint64_t output_width = (uint64_t)(shape->hidden + shape->vocab);
     plan->buffer_bytes =

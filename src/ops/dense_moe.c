@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "ops/host_device.h"
 #include "ops/moe_ref.h"
 
 struct nib_dense_moe {
@@ -29,22 +30,24 @@ void nib_dense_moe_free(struct nib_dense_moe *moe)
     free(moe);
 }
 
+enum { COLUMNS = 256 }; // of a token's sum that a thread adds to at a time
+
 // The routes to one expert that a linear takes at a time.
 struct batch {
-    int64_t n;
-    struct nib_buffer x, gate, up, out; /* [rows, …] */
-    int32_t *tokens;                    /* [rows] */
-    float *weights;                     /* [rows] */
+    int64_t n, most;
+    struct nib_buffer x, gate, up, out; /* [most, …] */
+    float *weights;                     /* [most] */
+    int32_t *tokens;                    /* [most] */
 };
 
-size_t nib_dense_moe_scratch_bytes(const struct nib_dense_moe *moe, int64_t rows)
+size_t nib_dense_moe_scratch_bytes(int64_t hidden, int64_t intermediate, int64_t rows)
 {
-    return (size_t)(rows * (2 * moe->hidden + 2 * moe->intermediate + 2)) * sizeof(float);
+    return (size_t)(rows * (2 * hidden + 2 * intermediate + 2)) * sizeof(float);
 }
 
 static struct batch lay_out(const struct nib_dense_moe *moe, int64_t rows, float *scratch)
 {
-    struct batch batch = {0};
+    struct batch batch = {.most = rows};
     struct nib_buffer *buffers[] = {&batch.x, &batch.out, &batch.gate, &batch.up};
     for (int i = 0; i < 4; i++) {
         int64_t width = i < 2 ? moe->hidden : moe->intermediate;
@@ -56,28 +59,51 @@ static struct batch lay_out(const struct nib_dense_moe *moe, int64_t rows, float
     return batch;
 }
 
-static float *row_of(struct nib_buffer buffer, int64_t row)
+static void gather(struct nib_device *device, const struct batch *batch, struct nib_buffer x)
 {
-    return (float *)buffer.data + row * buffer.width;
+#pragma omp parallel for num_threads(nib_host_threads(device, batch->n *x.width))
+    for (int64_t r = 0; r < batch->n; r++)
+        memcpy(nib_buffer_row(batch->x, r), nib_buffer_row(x, batch->tokens[r]), (size_t)x.width * sizeof(float));
 }
 
-static void run_batch(const struct nib_dense_moe *moe, const struct nib_dense_moe_call *call,
-                      const struct nib_dense_expert *expert, struct batch *batch)
+// gate = act(gate, up)
+static void activate(struct nib_device *device, const struct batch *batch, const struct nib_activation *activation)
 {
+    int64_t n = batch->n * batch->gate.width;
+    float *gate = batch->gate.data;
+    const float *up = batch->up.data;
+#pragma omp parallel for num_threads(nib_host_threads(device, 16 * n))
+    for (int64_t i = 0; i < n; i++)
+        gate[i] = nib_moe_ref_activate(activation, gate[i], up[i]);
+}
+
+// Threads take columns, not rows: a token may have two routes to one expert.
+static void add_weighted(struct nib_device *device, const struct batch *batch, struct nib_buffer y)
+{
+#pragma omp parallel for num_threads(nib_host_threads(device, batch->n *y.width))
+    for (int64_t first = 0; first < y.width; first += COLUMNS) {
+        int64_t end = first + COLUMNS < y.width ? first + COLUMNS : y.width;
+        for (int64_t r = 0; r < batch->n; r++) {
+            const float *out = nib_buffer_row(batch->out, r);
+            float *sum = nib_buffer_row(y, batch->tokens[r]);
+            for (int64_t i = first; i < end; i++)
+                sum[i] += batch->weights[r] * out[i];
+        }
+    }
+}
+
+static void run_batch(const struct nib_dense_moe *moe, struct nib_device *device, int32_t e, struct batch *batch,
+                      struct nib_buffer y, struct nib_buffer x)
+{
+    const struct nib_dense_expert *expert = &moe->experts[e];
     const struct nib_projection in[] = {{.y = batch->gate, .weight = &expert->gate, .bias = &expert->gate_bias},
                                         {.y = batch->up, .weight = &expert->up, .bias = &expert->up_bias}},
                                 out = {.y = batch->out, .weight = &expert->down, .bias = &expert->down_bias};
-    call->linear(call->device, batch->n, batch->x, in, 2);
-    for (int64_t i = 0; i < batch->n * moe->intermediate; i++) {
-        float *gate = (float *)batch->gate.data + i;
-        *gate = nib_moe_ref_activate(&moe->activation, *gate, ((const float *)batch->up.data)[i]);
-    }
-    call->linear(call->device, batch->n, batch->gate, &out, 1);
-    for (int64_t r = 0; r < batch->n; r++) {
-        float *y = row_of(call->y, batch->tokens[r]);
-        for (int64_t i = 0; i < moe->hidden; i++)
-            y[i] += batch->weights[r] * row_of(batch->out, r)[i];
-    }
+    gather(device, batch, x);
+    device->ops->linear(device, batch->n, batch->x, in, 2);
+    activate(device, batch, &moe->activation);
+    device->ops->linear(device, batch->n, batch->gate, &out, 1);
+    add_weighted(device, batch, y);
     batch->n = 0;
 }
 
@@ -86,27 +112,27 @@ static uint64_t bytes_of(const struct nib_weight *weight)
     return (uint64_t)weight->rows * nib_weight_row_bytes(weight);
 }
 
-uint64_t nib_dense_moe_run(const struct nib_dense_moe *moe, const struct nib_dense_moe_call *call)
+uint64_t nib_dense_moe_run(const struct nib_dense_moe *moe, struct nib_device *device, struct nib_buffer y,
+                           struct nib_buffer x, struct nib_routes routes)
 {
-    struct batch batch = lay_out(moe, call->rows, call->scratch);
-    int64_t top_k = call->routes.top_k;
+    struct batch batch = lay_out(moe, device->options.max_tokens, device->moe_scratch);
+    int64_t top_k = routes.top_k, tokens = device->step->n_tokens;
     uint64_t bytes = 0;
-    memset(call->y.data, 0, (size_t)(call->tokens * call->y.width) * sizeof(float));
+    memset(y.data, 0, (size_t)(tokens * y.width) * sizeof(float));
     // Experts in ascending order, so that a token's sum always runs in the same one.
     for (int32_t e = 0; e < moe->n_experts; e++) {
         bool used = false;
-        for (int64_t route = 0; route < call->tokens * top_k; route++) {
-            if (call->routes.expert_ids[route] != e)
+        for (int64_t route = 0; route < tokens * top_k; route++) {
+            if (routes.expert_ids[route] != e)
                 continue;
             used = true;
             batch.tokens[batch.n] = (int32_t)(route / top_k);
-            batch.weights[batch.n] = call->routes.weights[route];
-            memcpy(row_of(batch.x, batch.n), row_of(call->x, route / top_k), (size_t)moe->hidden * sizeof(float));
-            if (++batch.n == call->rows)
-                run_batch(moe, call, &moe->experts[e], &batch);
+            batch.weights[batch.n] = routes.weights[route];
+            if (++batch.n == batch.most)
+                run_batch(moe, device, e, &batch, y, x);
         }
         if (batch.n)
-            run_batch(moe, call, &moe->experts[e], &batch);
+            run_batch(moe, device, e, &batch, y, x);
         if (used)
             bytes +=
                 bytes_of(&moe->experts[e].gate) + bytes_of(&moe->experts[e].up) + bytes_of(&moe->experts[e].down);

@@ -1,4 +1,4 @@
-// A mixture of experts whose matrices are not MXFP4 (FP8 or bf16, as stored), for devices on host memory: the device's own
+// A mixture of experts whose matrices are not MXFP4 (FP8 or bf16, as stored), for devices in host memory: the device's own
 // linear, expert after expert. A token's result does not depend on the others of the call.
 #ifndef NIB_OPS_DENSE_MOE_H
 #define NIB_OPS_DENSE_MOE_H
@@ -14,19 +14,10 @@ nib_status nib_dense_moe_create(const struct nib_dense_expert *experts, int64_t 
 void nib_dense_moe_free(struct nib_dense_moe *moe);
 
 // For linears of at most `rows` rows.
-size_t nib_dense_moe_scratch_bytes(const struct nib_dense_moe *moe, int64_t rows);
+size_t nib_dense_moe_scratch_bytes(int64_t hidden, int64_t intermediate, int64_t rows);
 
-struct nib_dense_moe_call {
-    struct nib_device *device;
-    void (*linear)(struct nib_device *device, int64_t rows, struct nib_buffer x,
-                   const struct nib_projection *projections, int n_projections);
-    int64_t tokens, rows; // rows: at most in one linear
-    struct nib_buffer y, x;
-    struct nib_routes routes;
-    void *scratch;
-};
-
-// Returns the bytes of the experts that it read.
-uint64_t nib_dense_moe_run(const struct nib_dense_moe *moe, const struct nib_dense_moe_call *call);
+// y = the layer of x for the step's tokens, in the device's MoE scratch. Returns the bytes of the experts that it read.
+uint64_t nib_dense_moe_run(const struct nib_dense_moe *moe, struct nib_device *device, struct nib_buffer y,
+                           struct nib_buffer x, struct nib_routes routes);
 
 #endif

@@ -6,10 +6,9 @@
 
 // The scratch: x and the intermediate in fp32 for all threads, then for each thread two decoded rows and one value a route.
 struct ref {
+    const struct nib_moe_plan *plan;
     const struct nib_moe_weights *weights;
-    const struct nib_activation *activation;
     const struct nib_moe_call *call;
-    int64_t first_expert;
     int64_t routes;
     float *x; /* [T, K] */
     float *h; /* [routes, I] */
@@ -23,8 +22,9 @@ static size_t thread_floats(const struct nib_moe_weights *w, int64_t routes)
     return (size_t)(2 * longer + routes);
 }
 
-size_t nib_moe_ref_scratch_bytes(const struct nib_moe_weights *w, int64_t tokens, int64_t top_k, int threads)
+static size_t scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, int64_t top_k, int threads)
 {
+    const struct nib_moe_weights *w = &plan->weights;
     int64_t routes = tokens * top_k;
     return sizeof(float) * ((size_t)(tokens * w->hidden) + (size_t)(routes * w->intermediate) +
                             (size_t)threads * thread_floats(w, routes));
@@ -81,7 +81,7 @@ static void gate_up_row(const struct ref *ref, int64_t e, int64_t row, float *ga
     int64_t source = row * w->gate_up_row_stride, packed = w->hidden / 2, scales = w->hidden / NIB_MX_BLOCK;
     bool decoded = false;
     for (int64_t r = 0; r < ref->routes; r++) {
-        if (ref->call->expert_ids[r] - ref->first_expert != e)
+        if (ref->call->expert_ids[r] - ref->plan->first_expert != e)
             continue;
         if (!decoded) {
             nib_mxfp4_decode_row(expert->gate + source * packed, expert->gate_scales + source * scales, w->hidden,
@@ -92,7 +92,7 @@ static void gate_up_row(const struct ref *ref, int64_t e, int64_t row, float *ga
         const float *x = ref->x + r / ref->call->top_k * w->hidden;
         float g = dot(gate, x, w->hidden) + bias_at(expert->gate_bias, w->bias_dtype, source);
         float u = dot(up, x, w->hidden) + bias_at(expert->up_bias, w->bias_dtype, source);
-        ref->h[r * w->intermediate + row] = nib_moe_ref_activate(ref->activation, g, u);
+        ref->h[r * w->intermediate + row] = nib_moe_ref_activate(&ref->plan->activation, g, u);
     }
 }
 
@@ -102,7 +102,7 @@ static void down_row(const struct ref *ref, int64_t e, int64_t row, float *down,
     const struct nib_expert *expert = &w->experts[e];
     bool decoded = false;
     for (int64_t r = 0; r < ref->routes; r++) {
-        if (ref->call->expert_ids[r] - ref->first_expert != e)
+        if (ref->call->expert_ids[r] - ref->plan->first_expert != e)
             continue;
         if (!decoded) {
             nib_mxfp4_decode_row(expert->down + row * (w->intermediate / 2),
@@ -123,7 +123,7 @@ static void sum_row(const struct ref *ref, int64_t row, const float *value)
     for (int64_t t = 0; t < call->tokens; t++) {
         float sum = 0;
         for (int64_t r = t * call->top_k; r < (t + 1) * call->top_k; r++) {
-            int64_t e = call->expert_ids[r] - ref->first_expert;
+            int64_t e = call->expert_ids[r] - ref->plan->first_expert;
             bool local = e >= 0 && e < ref->weights->n_experts;
             if (call->y_per_route)
                 call->y_per_route[r * hidden + row] = value[r];
@@ -137,10 +137,11 @@ static void sum_row(const struct ref *ref, int64_t row, const float *value)
     }
 }
 
-void nib_moe_ref_run(const struct nib_moe_weights *weights, const struct nib_activation *activation,
-                     int64_t first_expert, const struct nib_moe_call *call)
+// x may be bf16 or f32; the intermediate is not rounded.
+static void run(const struct nib_moe_plan *plan, const struct nib_moe_call *call)
 {
-    struct ref ref = {.weights = weights, .activation = activation, .call = call, .first_expert = first_expert};
+    const struct nib_moe_weights *weights = &plan->weights;
+    struct ref ref = {.plan = plan, .weights = weights, .call = call};
     int64_t hidden = weights->hidden, intermediate = weights->intermediate;
     ref.routes = call->tokens * call->top_k;
     ref.x = call->scratch;
@@ -168,3 +169,11 @@ void nib_moe_ref_run(const struct nib_moe_weights *weights, const struct nib_act
         sum_row(&ref, row, value);
     }
 }
+
+const struct nib_moe_kernel nib_moe_ref = {
+    .name = "ref",
+    .reason = "plain fp32, slow",
+    .takes_f32 = true,
+    .scratch_bytes = scratch_bytes,
+    .run = run,
+};

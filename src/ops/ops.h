@@ -181,7 +181,7 @@ struct nib_ops {
     size_t buffer_element_bytes;
     size_t (*cache_element_bytes)(const struct nib_device_options *options); // of nib_cache.data
 
-    // Allocates the scratch that scratch_bytes states (what a bound MoE layer adds is allocated when it is bound).
+    // Allocates the scratch that scratch_bytes states, or leaves what a MoE layer needs of it to bind_moe.
     nib_status (*open)(const struct nib_device_options *options, const struct nib_scratch_query *query,
                        struct nib_device **device, struct nib_error *err);
     void (*close)(struct nib_device *device);

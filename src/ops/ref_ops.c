@@ -5,14 +5,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "ops/expert_bytes.h"
 #include "ops/ref_device.h"
 #include "ops/route.h"
-
-static float *row_of(struct nib_buffer buffer, int64_t row)
-{
-    return (float *)buffer.data + row * buffer.width;
-}
 
 static float block_scale(const struct nib_weight *weight, int64_t index)
 {
@@ -62,12 +56,12 @@ static float dot(const float *a, const float *b, int64_t n)
     return sum;
 }
 
-void ref_embed(struct nib_device *device, struct nib_buffer y, const struct nib_weight *table)
+void nib_ref_embed(struct nib_device *device, struct nib_buffer y, const struct nib_weight *table)
 {
     const struct nib_step *step = device->step;
     for (int64_t t = 0; t < step->n_tokens; t++)
         for (int64_t i = 0; i < y.width; i++)
-            row_of(y, t)[i] = element(table, (int64_t)step->tokens[t] * table->cols + i);
+            nib_buffer_row(y, t)[i] = element(table, (int64_t)step->tokens[t] * table->cols + i);
 }
 
 static void norm(float *out, const float *in, int64_t n, const struct nib_weight *weight, float eps)
@@ -77,20 +71,20 @@ static void norm(float *out, const float *in, int64_t n, const struct nib_weight
         out[i] = in[i] * inverse * element(weight, i);
 }
 
-void ref_rms_norm(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
-                  const struct nib_weight *weight, float eps)
+void nib_ref_rms_norm(struct nib_device *device, int64_t rows, struct nib_buffer y, struct nib_buffer x,
+                      const struct nib_weight *weight, float eps)
 {
     (void)device;
     for (int64_t r = 0; r < rows; r++)
-        norm(row_of(y, r), row_of(x, r), x.width, weight, eps);
+        norm(nib_buffer_row(y, r), nib_buffer_row(x, r), x.width, weight, eps);
 }
 
-void ref_head_norm(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
-                   const struct nib_weight *weight, float eps)
+void nib_ref_head_norm(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
+                       const struct nib_weight *weight, float eps)
 {
     for (int64_t t = 0; t < device->step->n_tokens; t++)
         for (int64_t h = 0; h < n_heads; h++) {
-            float *head = row_of(x, t) + h * head_dim;
+            float *head = nib_buffer_row(x, t) + h * head_dim;
             norm(head, head, weight->cols, weight, eps);
         }
 }
@@ -102,11 +96,11 @@ static void linear_row(int64_t rows, struct nib_buffer x, const struct nib_proje
         wide[i] = element(p->weight, out * p->weight->cols + i);
     float bias = p->bias && p->bias->data ? element(p->bias, out) : 0.0f;
     for (int64_t r = 0; r < rows; r++)
-        row_of(p->y, r)[p->column + out] = dot(row_of(x, r), wide, p->weight->cols) + bias;
+        nib_buffer_row(p->y, r)[p->column + out] = dot(nib_buffer_row(x, r), wide, p->weight->cols) + bias;
 }
 
-void ref_linear(struct nib_device *device, int64_t rows, struct nib_buffer x,
-                const struct nib_projection *projections, int n_projections)
+void nib_ref_linear(struct nib_device *device, int64_t rows, struct nib_buffer x,
+                    const struct nib_projection *projections, int n_projections)
 {
     bool failed = false;
 #pragma omp parallel num_threads(device->options.threads)
@@ -144,17 +138,18 @@ static void head_product(float *y, const float *x, const struct nib_head_product
     memcpy(y + out, x + in, (size_t)p->tail * sizeof *y);
 }
 
-void ref_linear_heads(struct nib_device *device, struct nib_buffer y, struct nib_buffer x,
-                      const struct nib_head_product *product)
+void nib_ref_linear_heads(struct nib_device *device, struct nib_buffer y, struct nib_buffer x,
+                          const struct nib_head_product *product)
 {
 #pragma omp parallel for collapse(2) num_threads(device->options.threads)
     for (int64_t t = 0; t < device->step->n_tokens; t++)
         for (int64_t h = 0; h < product->n_heads; h++)
-            head_product(row_of(y, t) + h * product->y_pitch, row_of(x, t) + h * product->x_pitch, product, h);
+            head_product(nib_buffer_row(y, t) + h * product->y_pitch, nib_buffer_row(x, t) + h * product->x_pitch,
+                         product, h);
 }
 
-void ref_rope(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
-              const struct nib_rope *rope)
+void nib_ref_rope(struct nib_device *device, struct nib_buffer x, int64_t n_heads, int64_t head_dim,
+                  const struct nib_rope *rope)
 {
     const struct nib_step *step = device->step;
     int64_t half = rope->dims / 2;
@@ -164,7 +159,7 @@ void ref_rope(struct nib_device *device, struct nib_buffer x, int64_t n_heads, i
             float angle = (float)step->positions[t] * rope->inv_freq[i];
             float c = cosf(angle) * rope->scale, s = sinf(angle) * rope->scale;
             for (int64_t h = 0; h < n_heads; h++) {
-                float *head = row_of(x, t) + h * head_dim + rope->first;
+                float *head = nib_buffer_row(x, t) + h * head_dim + rope->first;
                 float *a = rope->interleaved ? head + 2 * i : head + i;
                 float *b = rope->interleaved ? a + 1 : a + half;
                 float first = *a, second = *b;
@@ -185,11 +180,11 @@ static float *cached_row(const struct nib_step *step, struct nib_cache cache, in
     return (float *)cache.data + (page * step->page_tokens + position % step->page_tokens) * cache.width;
 }
 
-void ref_append(struct nib_device *device, struct nib_cache cache, struct nib_buffer x)
+void nib_ref_append(struct nib_device *device, struct nib_cache cache, struct nib_buffer x)
 {
     const struct nib_step *step = device->step;
     for (int64_t t = 0; t < step->n_tokens; t++)
-        memcpy(cached_row(step, cache, step->sequence_of[t], step->positions[t]), row_of(x, t),
+        memcpy(cached_row(step, cache, step->sequence_of[t], step->positions[t]), nib_buffer_row(x, t),
                (size_t)cache.width * sizeof(float));
 }
 
@@ -228,8 +223,8 @@ static void attend_head(const struct nib_step *step, int64_t t, int64_t head, fl
         out[d] *= attend->value_scale;
 }
 
-void ref_attend(struct nib_device *device, struct nib_buffer y, struct nib_buffer q, struct nib_cache keys,
-                struct nib_cache values, const struct nib_attend *attend)
+void nib_ref_attend(struct nib_device *device, struct nib_buffer y, struct nib_buffer q, struct nib_cache keys,
+                    struct nib_cache values, const struct nib_attend *attend)
 {
     const struct nib_step *step = device->step;
     int64_t longest = 0;
@@ -247,54 +242,29 @@ void ref_attend(struct nib_device *device, struct nib_buffer y, struct nib_buffe
         for (int64_t t = 0; t < step->n_tokens; t++)
             for (int64_t h = 0; h < attend->n_heads; h++)
                 if (scores)
-                    attend_head(step, t, h, row_of(y, t) + h * attend->v_dim, row_of(q, t) + h * attend->head_dim,
-                                keys, values, attend, scores);
+                    attend_head(step, t, h, nib_buffer_row(y, t) + h * attend->v_dim,
+                                nib_buffer_row(q, t) + h * attend->head_dim, keys, values, attend, scores);
         free(scores);
     }
     if (failed && !device->error.status)
         nib_fail_memory(&device->error, (unsigned long long)longest * sizeof(float), "attention scores");
 }
 
-void ref_route(struct nib_device *device, struct nib_routes routes, struct nib_buffer logits,
-               const struct nib_router *router)
+void nib_ref_route(struct nib_device *device, struct nib_routes routes, struct nib_buffer logits,
+                   const struct nib_router *router)
 {
     for (int64_t t = 0; t < device->step->n_tokens; t++)
-        nib_route_token(router, row_of(logits, t), routes.expert_ids + t * routes.top_k,
+        nib_route_token(router, nib_buffer_row(logits, t), routes.expert_ids + t * routes.top_k,
                         routes.weights + t * routes.top_k);
 }
 
-void ref_moe(struct nib_device *device, struct nib_buffer y, struct nib_buffer x, struct nib_routes routes,
-             const struct nib_moe *moe)
+void nib_ref_moe(struct nib_device *device, struct nib_buffer y, struct nib_buffer x, struct nib_routes routes,
+                 const struct nib_moe *moe)
 {
-    if (moe->dense) {
-        device->expert_bytes_read +=
-            nib_dense_moe_run(moe->dense, &(struct nib_dense_moe_call){device, ref_linear, device->step->n_tokens,
-                                                                       device->options.max_tokens, y, x, routes,
-                                                                       device->moe_scratch});
-        return;
-    }
-    struct nib_moe_call call = {
-        .tokens = device->step->n_tokens,
-        .top_k = routes.top_k,
-        .threads = device->options.threads,
-        .x_dtype = NIB_F32,
-        .x = x.data,
-        .expert_ids = routes.expert_ids,
-        .routing_weights = routes.weights,
-        .y_dtype = NIB_F32,
-        .y = y.data,
-        .scratch = device->moe_scratch,
-        .scratch_bytes = device->moe_scratch_bytes,
-    };
-    device->expert_bytes_read += moe->expert_bytes * (uint64_t)nib_distinct_experts(
-                                                         routes.expert_ids, device->step->n_tokens * routes.top_k,
-                                                         moe->first_expert, moe->n_experts);
-    struct nib_error err;
-    if (nib_moe_run(moe->plan, &call, &err) && !device->error.status)
-        device->error = err;
+    nib_host_run_moe(device, y, x, NULL, routes, moe);
 }
 
-void ref_silu_mul(struct nib_device *device, struct nib_buffer gate, struct nib_buffer up)
+void nib_ref_silu_mul(struct nib_device *device, struct nib_buffer gate, struct nib_buffer up)
 {
     float *g = gate.data;
     const float *u = up.data;
@@ -302,14 +272,15 @@ void ref_silu_mul(struct nib_device *device, struct nib_buffer gate, struct nib_
         g[i] = g[i] / (1.0f + expf(-g[i])) * u[i];
 }
 
-void ref_add(struct nib_device *device, struct nib_buffer x, struct nib_buffer y)
+void nib_ref_add(struct nib_device *device, struct nib_buffer x, struct nib_buffer y)
 {
     for (int64_t i = 0; i < device->step->n_tokens * x.width; i++)
         ((float *)x.data)[i] += ((const float *)y.data)[i];
 }
 
-void ref_gather(struct nib_device *device, struct nib_buffer y, struct nib_buffer x)
+void nib_ref_gather(struct nib_device *device, struct nib_buffer y, struct nib_buffer x)
 {
     for (int64_t r = 0; r < device->step->n_outputs; r++)
-        memcpy(row_of(y, r), row_of(x, device->step->output_rows[r]), (size_t)x.width * sizeof(float));
+        memcpy(nib_buffer_row(y, r), nib_buffer_row(x, device->step->output_rows[r]),
+               (size_t)x.width * sizeof(float));
 }

@@ -9,19 +9,35 @@
 #include <cmocka.h>
 
 #include "engine/kv_pool.h"
+#include "support/devices.h"
 
 #define CONTEXT 1000
 #define STEP 50
 
 static const struct nib_cache_spec specs[] = {{64, 100}, {64, 100}, {96, 0}, {32, 0}};
 
+static struct test_device ref;
+
+static int open_ref(void **state)
+{
+    (void)state;
+    ref = test_device_open(nib_ref_ops(), 1, STEP, &(struct nib_scratch_query){0});
+    return 0;
+}
+
+static int close_ref(void **state)
+{
+    (void)state;
+    test_device_close(&ref);
+    return 0;
+}
+
 static struct nib_kv_pool make_pool(int64_t cache_tokens, int32_t sequences)
 {
     struct nib_model_shape shape = {.n_caches = 4, .cache_specs = specs};
     struct nib_kv_pool pool;
-    const struct nib_ops *ops = nib_ref_ops();
     assert_int_equal(nib_kv_pool_plan(&pool, &shape, 4, CONTEXT, cache_tokens, sequences, STEP, NULL), NIB_OK);
-    assert_int_equal(nib_kv_pool_alloc(&pool, &shape, ops, NULL, NULL), NIB_OK);
+    assert_int_equal(nib_kv_pool_alloc(&pool, &shape, ref.ops, ref.device, NULL), NIB_OK);
     return pool;
 }
 
@@ -59,7 +75,7 @@ static void groups_follow_windows(void **state)
     assert_int_equal(pool.caches[3].group, 1);
     // A window's pages do not grow with the context.
     assert_true(pool.groups[0].n_pages <= 2 * ((100 + STEP) / NIB_PAGE_TOKENS + 2));
-    nib_kv_pool_free(&pool, nib_ref_ops(), NULL);
+    nib_kv_pool_free(&pool, ref.ops, ref.device);
 }
 
 static void a_window_keeps_what_the_next_token_sees(void **state)
@@ -84,7 +100,7 @@ static void a_window_keeps_what_the_next_token_sees(void **state)
     nib_page_table_release(&table, &pool);
     assert_int_equal(pool.groups[0].n_free, pool.groups[0].n_pages);
     assert_int_equal(pool.groups[1].n_free, pool.groups[1].n_pages);
-    nib_kv_pool_free(&pool, nib_ref_ops(), NULL);
+    nib_kv_pool_free(&pool, ref.ops, ref.device);
 }
 
 static void reserving_is_all_or_nothing(void **state)
@@ -108,7 +124,7 @@ static void reserving_is_all_or_nothing(void **state)
     assert_false(nib_page_table_reserve(&tables[0], &pool, CONTEXT)); // beyond the table
     for (int i = 0; i < 3; i++)
         nib_page_table_release(&tables[i], &pool);
-    nib_kv_pool_free(&pool, nib_ref_ops(), NULL);
+    nib_kv_pool_free(&pool, ref.ops, ref.device);
 }
 
 static void random_lives_lose_no_page(void **state)
@@ -140,7 +156,7 @@ static void random_lives_lose_no_page(void **state)
         nib_page_table_release(&tables[i], &pool);
     assert_int_equal(pool.groups[0].n_free, pool.groups[0].n_pages);
     assert_int_equal(pool.groups[1].n_free, pool.groups[1].n_pages);
-    nib_kv_pool_free(&pool, nib_ref_ops(), NULL);
+    nib_kv_pool_free(&pool, ref.ops, ref.device);
 }
 
 int main(void)
@@ -151,5 +167,5 @@ int main(void)
         cmocka_unit_test(reserving_is_all_or_nothing),
         cmocka_unit_test(random_lives_lose_no_page),
     };
-    return cmocka_run_group_tests_name("kv_pool", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("kv_pool", tests, open_ref, close_ref);
 }

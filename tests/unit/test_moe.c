@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "cpu/moe_kernel.h"
+#include "cpu/moe_tier.h"
 #include "nibble/moe.h"
 #include "support/moe_case.h"
 
@@ -263,8 +263,8 @@ static void a_nan_scale_in_gate_or_up_spoils_the_route(void **state)
     }
 }
 
-static const struct nib_moe_kernel *const packed_kernels[] = {&nib_moe_avx2, &nib_moe_avx512, &nib_moe_avx512bf16,
-                                                              &nib_moe_amx};
+static const struct nib_moe_tier *const tiers[] = {&nib_moe_avx2, &nib_moe_avx512, &nib_moe_avx512bf16,
+                                                   &nib_moe_amx};
 
 // Every code with every scale, alone in its row at each of a few columns, times an activation of one.
 static void every_code_and_scale_is_exact(void **state)
@@ -272,9 +272,9 @@ static void every_code_and_scale_is_exact(void **state)
     (void)state;
     enum { COLUMNS = 160 };
     static const int places[] = {0, 1, 2, 3, 31, 77, 127, 128, 159};
-    for (size_t k = 0; k < sizeof packed_kernels / sizeof *packed_kernels; k++) {
-        const struct nib_moe_kernel *kernel = packed_kernels[k];
-        if (!nib_cpu_has(kernel->tier))
+    for (size_t k = 0; k < sizeof tiers / sizeof *tiers; k++) {
+        const struct nib_moe_tier *tier = tiers[k];
+        if (!nib_cpu_has(tier->tier))
             continue;
         static _Alignas(64) uint8_t rows_memory[NIB_MOE_TOKENS][256 * sizeof(float)];
         for (size_t p = 0; p < sizeof places / sizeof *places; p++) {
@@ -283,7 +283,7 @@ static void every_code_and_scale_is_exact(void **state)
             uint8_t packed[16][COLUMNS / 2] = {{0}}, scales[16][COLUMNS / 32];
             x[place] = 0x3f80;
             for (int t = 0; t < NIB_MOE_TOKENS; t++)
-                kernel->arrange(x, COLUMNS, rows_memory[t]);
+                tier->arrange(x, COLUMNS, rows_memory[t]);
             for (int code = 0; code < 16; code++)
                 packed[code][place / 2] = (uint8_t)(place % 2 ? code << 4 : code);
             struct nib_moe_block block = {.packed = {packed[0], packed[8]},
@@ -294,17 +294,17 @@ static void every_code_and_scale_is_exact(void **state)
                 memset(scales, 120, sizeof scales);
                 for (int code = 0; code < 16; code++)
                     scales[code][place / 32] = (uint8_t)scale;
-                for (int m = 1; m <= kernel->max_tokens; m += 7) {
+                for (int m = 1; m <= tier->max_tokens; m += 7) {
                     const void *rows[NIB_MOE_TOKENS];
                     float out[NIB_MOE_TOKENS * NIB_MOE_ROWS];
                     for (int t = 0; t < m; t++)
                         rows[t] = rows_memory[t];
-                    kernel->multiply(&block, NULL, COLUMNS, rows, m, out);
+                    tier->multiply(&block, NULL, COLUMNS, rows, m, out);
                     for (int i = 0; i < m * NIB_MOE_ROWS; i++) {
                         float want = nib_e2m1_to_f32((uint8_t)(i % 16)) * nib_e8m0_to_f32((uint8_t)scale);
                         if (!(out[i] == want || (isnan(want) && isnan(out[i]))))
-                            fail_msg("%s: code %d, scale %d, column %d: %g instead of %g", kernel->name, i % 16,
-                                     scale, place, (double)out[i], (double)want);
+                            fail_msg("%s: code %d, scale %d, column %d: %g instead of %g", tier->kernel.name,
+                                     i % 16, scale, place, (double)out[i], (double)want);
                     }
                 }
             }

@@ -1,12 +1,12 @@
 // What the MoE layer needs of an instruction-set tier: a few functions that neither allocate, thread nor fail.
-#ifndef NIB_CPU_MOE_KERNEL_H
-#define NIB_CPU_MOE_KERNEL_H
+#ifndef NIB_CPU_MOE_TIER_H
+#define NIB_CPU_MOE_TIER_H
 
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/cpu_features.h"
-#include "nibble/moe.h"
+#include "ops/moe_plan.h"
 
 #define NIB_MOE_ROWS 16   // weight rows of a block
 #define NIB_MOE_TOKENS 64 // activation rows of a multiply at most, for any kernel
@@ -36,17 +36,16 @@ static inline int64_t nib_moe_plane_index(int64_t i)
     return (i & -128) + (i & 3) * 32 + (i % 128 >> 2);
 }
 
-struct nib_moe_kernel {
-    const char *name;
+struct nib_moe_tier {
+    struct nib_moe_kernel kernel; // first, so that a plan's kernel leads here
     enum nib_cpu_tier tier;
-    const char *reason;   // why this kernel, after its tier was picked
     size_t element_bytes; // of an arranged activation row
     int max_tokens;       // activation rows of a multiply at most
     bool rows_in_order;   // wants them one behind the other
 
     // x as the kernel wants to read it; elements past n, up to a whole chunk, become zero
     void (*arrange)(const uint16_t *x /* [n] bf16 */, int64_t n, void *row /* [chunks, 128] */);
-    // the same from fp32; NULL where elements are bf16
+    // the same from fp32; NULL where the kernel does not take it
     void (*arrange_f32)(const float *x /* [n] */, int64_t n, void *row /* [chunks, 128] */);
 
     // out[t][i] = sum over n columns of row i of the block times x[t], for m arranged activation rows. The order
@@ -63,6 +62,11 @@ struct nib_moe_kernel {
     void (*finish)(int64_t n, void *row);
 };
 
-extern const struct nib_moe_kernel nib_moe_avx2, nib_moe_avx512, nib_moe_avx512bf16, nib_moe_amx;
+extern const struct nib_moe_tier nib_moe_avx2, nib_moe_avx512, nib_moe_avx512bf16, nib_moe_amx;
+
+// The most that nib_moe_scratch_bytes can say for a layer of this shape on this CPU, whichever kernel is picked: for
+// memory plans made before there are weights.
+size_t nib_moe_scratch_bound(int64_t hidden, int64_t intermediate, int64_t n_experts, int64_t tokens,
+                             int64_t top_k, int threads);
 
 #endif

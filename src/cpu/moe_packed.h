@@ -1,17 +1,8 @@
-// A plan's inside, and the parts of a call on the packed kernels.
-#ifndef NIB_CPU_MOE_PLAN_H
-#define NIB_CPU_MOE_PLAN_H
+// The parts of a call that all tiers share.
+#ifndef NIB_CPU_MOE_PACKED_H
+#define NIB_CPU_MOE_PACKED_H
 
-#include "cpu/moe_kernel.h"
-
-struct nib_moe_plan {
-    struct nib_moe_weights weights; // its experts are the copy below
-    struct nib_activation activation;
-    int64_t first_expert;
-    const struct nib_moe_kernel *kernel; // NULL: the plain reference
-    char reason[200];
-    struct nib_expert experts[];
-};
+#include "cpu/moe_tier.h"
 
 // The local routes of a call, grouped by expert: group g holds routes order[first[g]] … order[first[g + 1] - 1], which
 // are t * top_k + j, ascending.
@@ -28,7 +19,8 @@ size_t nib_moe_groups_bytes(int64_t n_experts, int64_t routes);
 void nib_moe_group_routes(const int32_t *expert_ids /* [routes] */, int64_t routes, int64_t first_expert,
                           int64_t n_experts, int32_t *memory, struct nib_moe_groups *groups);
 
-size_t nib_moe_packed_scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, int64_t top_k);
+// scratch_bytes and run of a tier's struct nib_moe_kernel.
+size_t nib_moe_packed_scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, int64_t top_k, int threads);
 void nib_moe_packed_run(const struct nib_moe_plan *plan, const struct nib_moe_call *call);
 
 #endif
