@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/limits.h"
 #include "cli/commands.h"
-#include "cli/options.h"
+#include "cli/common_options.h"
 #include "cli/progress.h"
 #include "cli/session.h"
 #include "cli/synthetic.h"
@@ -237,12 +237,10 @@ int cmd_bench_decode(int argc, char **argv)
         {"--steps", NIB_OPTION_INT, &d.steps, "N", "measured steps a row", 1, 10000},
         {"--prefill", NIB_OPTION_INT, &d.prefill, "N", "tokens of the measured prefill, 0: none", 0, 1 << 24},
         {"--backend", NIB_OPTION_CHOICE, &device, "ref|cpu", "the device that computes", 0, 0},
-        {"--threads", NIB_OPTION_INT, &threads, "N", "CPU threads, 0: as many as the process may use", 0, 1024},
-        {"--precision", NIB_OPTION_CHOICE, &precision, "auto|fast|exact",
-         "bf16 activations and cache, or none rounded; auto: exact if small", 0, 0},
-        {"--dense-dtype", NIB_OPTION_CHOICE, &dense_dtype, "stored|int8",
-         "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
-        {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},
+        option_threads(&threads),
+        option_precision(&precision),
+        option_dense_dtype(&dense_dtype),
+        option_json(&json),
     };
     const struct nib_usage usage = {
         .command = "nibble bench decode",

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "cli/commands.h"
-#include "cli/options.h"
+#include "cli/common_options.h"
 #include "cli/session.h"
 #include "nibble/engine.h"
 
@@ -353,13 +353,11 @@ int cmd_check(int argc, char **argv)
     struct limits limits = {INFINITY, INFINITY, 0, INFINITY};
     const struct nib_option options[] = {
         {"--backend", NIB_OPTION_CHOICE, &device, "ref|cpu", "the device that computes", 0, 0},
-        {"--threads", NIB_OPTION_INT, &threads, "N", "CPU threads, 0: as many as the process may use", 0, 1024},
+        option_threads(&threads),
         {"--chunk", NIB_OPTION_INT, &chunk, "N", "prompt tokens fed in one step", 1, MAX_ROWS},
-        {"--precision", NIB_OPTION_CHOICE, &precision, "auto|fast|exact",
-         "bf16 activations and cache, or none rounded; auto: exact if small", 0, 0},
-        {"--dense-dtype", NIB_OPTION_CHOICE, &dense_dtype, "stored|int8",
-         "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
-        {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},
+        option_precision(&precision),
+        option_dense_dtype(&dense_dtype),
+        option_json(&json),
         {"--max-abs", NIB_OPTION_REAL, &limits.max_abs, "X", "fail if a logit is off by more", 0, INFINITY},
         {"--max-kl", NIB_OPTION_REAL, &limits.max_kl, "X", "fail if the mean KL divergence is larger", 0,
          INFINITY},

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/map.h"
 #include "cli/commands.h"
-#include "cli/options.h"
+#include "cli/common_options.h"
 #include "cli/progress.h"
 #include "cli/session.h"
 
@@ -112,13 +112,10 @@ static int eval_nll(int argc, char **argv)
     const struct nib_option options[] = {
         {"--window", NIB_OPTION_INT, &nll.window, "N", "tokens of one window; windows do not overlap", 2, 1 << 24},
         {"--backend", NIB_OPTION_CHOICE, &session.device, "ref|cpu", "the device that computes", 0, 0},
-        {"--threads", NIB_OPTION_INT, &session.threads, "N", "CPU threads, 0: as many as the process may use", 0,
-         1024},
-        {"--precision", NIB_OPTION_CHOICE, &session.precision, "auto|fast|exact",
-         "bf16 activations and cache, or none rounded; auto: exact if small", 0, 0},
-        {"--dense-dtype", NIB_OPTION_CHOICE, &session.dense_dtype, "stored|int8",
-         "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
-        {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},
+        option_threads(&session.threads),
+        option_precision(&session.precision),
+        option_dense_dtype(&session.dense_dtype),
+        option_json(&json),
     };
     const struct nib_usage usage = {
         .command = "nibble eval nll",
@@ -328,13 +325,10 @@ static int eval_tasks(int argc, char **argv)
         {"--max-tokens", NIB_OPTION_INT, &max_tokens, "N", "tokens of an answer at most", 1, 1 << 20},
         {"--sequences", NIB_OPTION_INT, &sequences, "N", "tasks answered at the same time", 1, 256},
         {"--backend", NIB_OPTION_CHOICE, &session.device, "ref|cpu", "the device that computes", 0, 0},
-        {"--threads", NIB_OPTION_INT, &session.threads, "N", "CPU threads, 0: as many as the process may use", 0,
-         1024},
-        {"--precision", NIB_OPTION_CHOICE, &session.precision, "auto|fast|exact",
-         "bf16 activations and cache, or none rounded; auto: exact if small", 0, 0},
-        {"--dense-dtype", NIB_OPTION_CHOICE, &session.dense_dtype, "stored|int8",
-         "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
-        {"--json", NIB_OPTION_FLAG, &json, NULL, "print the figures as JSON", 0, 0},
+        option_threads(&session.threads),
+        option_precision(&session.precision),
+        option_dense_dtype(&session.dense_dtype),
+        option_json(&json),
     };
     const struct nib_usage usage = {
         .command = "nibble eval tasks",

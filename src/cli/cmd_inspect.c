@@ -2,8 +2,8 @@
 #include <stdio.h>
 
 #include "cli/commands.h"
+#include "cli/common_options.h"
 #include "cli/inspect.h"
-#include "cli/options.h"
 #include "cli/session.h"
 
 static json_t *bytes_json(uint64_t bytes)
@@ -85,13 +85,12 @@ int cmd_inspect(int argc, char **argv)
     bool json = false, scales = false;
     struct session_options session = session_defaults();
     const struct nib_option options[] = {
-        {"--json", NIB_OPTION_FLAG, &json, NULL, "print the report as JSON", 0, 0},
+        option_json(&json),
         {"--check-scales", NIB_OPTION_FLAG, &scales, NULL, "read all expert scales and refuse NaN", 0, 0},
         {"--dry-run-convert", NIB_OPTION_CHOICE, &form, "fused|per-expert|fp8-channel|int4-g32|mxfp4",
          "instead say what nibble convert --to would do", 0, 0},
         {"--backend", NIB_OPTION_CHOICE, &session.device, "ref|cpu", "the device that would compute", 0, 0},
-        {"--threads", NIB_OPTION_INT, &session.threads, "N", "CPU threads, 0: as many as the process may use", 0,
-         1024},
+        option_threads(&session.threads),
         {"--context", NIB_OPTION_INT, &session.context, "N", "tokens to plan for, 0: the model's own", 0, 1 << 30},
     };
     const struct nib_usage usage = {

@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "cli/commands.h"
+#include "cli/common_options.h"
 #include "cli/interrupt.h"
-#include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/talk.h"
 
@@ -200,15 +200,12 @@ int cmd_run(int argc, char **argv)
         {"--stop", NIB_OPTION_LIST, &w.stop, "TEXT", "end the answer before TEXT; may be repeated", 0, 0},
         {"--logprobs", NIB_OPTION_INT, &talk.top_logprobs, "N", "log-probabilities with N alternatives", 0,
          NIB_MAX_TOP_LOGPROBS},
-        {"--json", NIB_OPTION_FLAG, &w.json, NULL, "print the answer and its figures as JSON", 0, 0},
+        option_json(&w.json),
         {"--backend", NIB_OPTION_CHOICE, &w.session.device, "ref|cpu", "the device that computes", 0, 0},
-        {"--threads", NIB_OPTION_INT, &w.session.threads, "N", "0: as many as the process may use", 0, 1024},
-        {"--context", NIB_OPTION_INT, &w.session.context, "N", "tokens; 0: the model's own or what fits", 0,
-         1 << 30},
-        {"--precision", NIB_OPTION_CHOICE, &w.session.precision, "auto|fast|exact",
-         "bf16 activations and cache, or none rounded; auto: exact if small", 0, 0},
-        {"--dense-dtype", NIB_OPTION_CHOICE, &w.session.dense_dtype, "stored|int8",
-         "dense matrices as stored, or in 8 bits (faster, lossy)", 0, 0},
+        option_threads(&w.session.threads),
+        option_context(&w.session.context),
+        option_precision(&w.session.precision),
+        option_dense_dtype(&w.session.dense_dtype),
         {"--force", NIB_OPTION_FLAG, &w.session.force, NULL, "run even if the memory does not suffice", 0, 0},
         {"--deterministic", NIB_OPTION_FLAG, &w.deterministic, NULL, "accepted; always so and costs nothing", 0,
          0},

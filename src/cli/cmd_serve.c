@@ -8,7 +8,7 @@
 
 #include "base/path.h"
 #include "cli/commands.h"
-#include "cli/options.h"
+#include "cli/common_options.h"
 #include "cli/session.h"
 #include "server/server.h"
 
@@ -110,8 +110,7 @@ int cmd_serve(int argc, char **argv)
         {"--name", NIB_OPTION_STRING, &o->model_name, "NAME", "of the model; without it the folder's", 0, 0},
         {"--parallel", NIB_OPTION_INT, &s.session.max_sequences, "N", "answers at the same time", 1, 1024},
         {"--queue", NIB_OPTION_INT, &o->queue, "N", "answers that may wait; more get a 429", 0, 1 << 20},
-        {"--context", NIB_OPTION_INT, &s.session.context, "N", "tokens; 0: the model's own or what fits", 0,
-         1 << 30},
+        option_context(&s.session.context),
         {"--cache-tokens", NIB_OPTION_INT, &s.session.cache_tokens, "N", "of all answers together; 0: one context",
          0, (double)(1LL << 36)},
         {"--no-prefix-cache", NIB_OPTION_FLAG, &no_prefix_cache, NULL, "read every prompt from its beginning", 0,
@@ -132,7 +131,7 @@ int cmd_serve(int argc, char **argv)
         {"--date", NIB_OPTION_STRING, &o->date, "YYYY-MM-DD", "that prompts say; without it today", 0, 0},
         {"--log", NIB_OPTION_FLAG, &o->log_requests, NULL, "a line for each request; never what was said", 0, 0},
         {"--backend", NIB_OPTION_CHOICE, &s.session.device, "ref|cpu", "the device that computes", 0, 0},
-        {"--threads", NIB_OPTION_INT, &s.session.threads, "N", "0: as many as the process may use", 0, 1024},
+        option_threads(&s.session.threads),
         {"--force", NIB_OPTION_FLAG, &s.session.force, NULL, "run even if the memory does not suffice", 0, 0},
     };
     const struct nib_usage usage = {

@@ -5,6 +5,7 @@
 
 #include "cli/bus_error.h"
 #include "cli/commands.h"
+#include "cli/common_options.h"
 #include "cli/convert_options.h"
 #include "cli/progress.h"
 #include "cli/units.h"
@@ -70,8 +71,8 @@ int cmd_verify(int argc, char **argv)
         {"--source-gate-up", NIB_OPTION_CHOICE, &source_gate_up, "concatenated|interleaved",
          "order of the rows in a source with fused w13 that does not say", 0, 0},
         {"--sample", NIB_OPTION_REAL, &wanted.sample, "SHARE", "compare only this share of the rows", 1e-9, 1},
-        {"--threads", NIB_OPTION_INT, &threads, "N", "CPU threads, 0: as many as the process may use", 0, 1024},
-        {"--json", NIB_OPTION_FLAG, &json, NULL, "print the report as JSON", 0, 0},
+        option_threads(&threads),
+        option_json(&json),
     };
     const struct nib_usage usage = {
         .command = "nibble verify",

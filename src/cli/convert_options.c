@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/common_options.h"
+
 #define FORMS "fused|per-expert|fp8-channel|int4-g32|mxfp4"
 
 struct convert_arguments convert_defaults(void)
@@ -43,7 +45,7 @@ int convert_option_table(struct convert_arguments *a, struct nib_option *options
          "order of the rows in a source with fused w13 that does not say", 0, 0},
         {"--file-size", NIB_OPTION_REAL, &a->file_gigabytes, "GB", "begin a new file beyond", 1e-6, 1e6},
         {"--chunk", NIB_OPTION_INT, &a->chunk, "N", "experts worked on at a time", 1, 4096},
-        {"--threads", NIB_OPTION_INT, &a->threads, "N", "CPU threads, 0: as many as the process may use", 0, 1024},
+        option_threads(&a->threads),
         {"--resume", NIB_OPTION_FLAG, &a->resume, NULL, "go on with an interrupted run", 0, 0},
         {"--shard", NIB_OPTION_STRING, &a->shard, "I/N", "write only share I (from 1) of N, for a job array", 0,
          0},

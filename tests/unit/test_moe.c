@@ -111,31 +111,41 @@ static void bits_do_not_depend_on_threads(void **state)
     free_moe_case(&c);
 }
 
+// The tokens first … first + n - 1 of a case, as a case of their own.
+static struct moe_case some_tokens(const struct moe_case *c, int64_t first, int64_t n)
+{
+    struct moe_case some = *c;
+    some.shape.tokens = n;
+    some.x += first * c->shape.hidden;
+    some.ids += first * c->shape.top_k;
+    some.routing += first * c->shape.top_k;
+    return some;
+}
+
+// Fails unless every `stride`-th run of `size` tokens has by itself the bits it has in the whole batch.
+static void compare_with_parts(const struct moe_case *c, const char *kernel, int64_t size, int64_t stride)
+{
+    struct moe_result all, part;
+    if (!run_moe_case(c, kernel, 2, 0, &all))
+        return;
+    for (int64_t t = 0; t + size <= c->shape.tokens; t += stride) {
+        struct moe_case some = some_tokens(c, t, size);
+        run_moe_case(&some, kernel, 1, 0, &part);
+        assert_memory_equal(part.y, all.y + t * c->shape.hidden, (size_t)(size * c->shape.hidden) * sizeof(float));
+        free_moe_result(&part);
+    }
+    free_moe_result(&all);
+}
+
 // Each token's result in a batch, in a batch of fewer, and alone, has the same bits.
 static void bits_do_not_depend_on_the_batch(void **state)
 {
     (void)state;
     struct moe_shape shape = odd_shape();
     struct moe_case c = make_moe_case(&shape, 6, false);
-    size_t row = (size_t)shape.hidden;
-    for (int k = 0; k < n_moe_kernels; k++) {
-        struct moe_result all, part;
-        if (!run_moe_case(&c, moe_kernels[k], 2, 0, &all))
-            continue;
-        for (int64_t size = 1; size <= 9; size += size < 3 ? 1 : 3) {
-            for (int64_t t = 0; t + size <= shape.tokens; t += size) {
-                struct moe_case few = c;
-                few.shape.tokens = size;
-                few.x += t * shape.hidden;
-                few.ids += t * shape.top_k;
-                few.routing += t * shape.top_k;
-                run_moe_case(&few, moe_kernels[k], 1, 0, &part);
-                assert_memory_equal(part.y, all.y + (size_t)t * row, (size_t)size * row * sizeof(float));
-                free_moe_result(&part);
-            }
-        }
-        free_moe_result(&all);
-    }
+    for (int k = 0; k < n_moe_kernels; k++)
+        for (int64_t size = 1; size <= 9; size += size < 3 ? 1 : 3)
+            compare_with_parts(&c, moe_kernels[k], size, size);
     free_moe_case(&c);
 }
 
@@ -147,23 +157,8 @@ static void bits_do_not_depend_on_the_batch_in_prefill(void **state)
     shape.tokens = 300;
     shape.experts = 2;
     struct moe_case c = make_moe_case(&shape, 7, false);
-    size_t row = (size_t)shape.hidden;
-    for (int k = 0; k < n_moe_kernels; k++) {
-        struct moe_result all, part;
-        if (!run_moe_case(&c, moe_kernels[k], 2, 0, &all))
-            continue;
-        for (int64_t t = 0; t < shape.tokens; t += 29) {
-            struct moe_case few = c;
-            few.shape.tokens = 1;
-            few.x += t * shape.hidden;
-            few.ids += t * shape.top_k;
-            few.routing += t * shape.top_k;
-            run_moe_case(&few, moe_kernels[k], 1, 0, &part);
-            assert_memory_equal(part.y, all.y + (size_t)t * row, row * sizeof(float));
-            free_moe_result(&part);
-        }
-        free_moe_result(&all);
-    }
+    for (int k = 0; k < n_moe_kernels; k++)
+        compare_with_parts(&c, moe_kernels[k], 1, 29);
     free_moe_case(&c);
 }
 
@@ -220,24 +215,30 @@ static void no_tokens_and_no_local_routes_are_fine(void **state)
     free_moe_case(&c);
 }
 
+// Fails unless exactly the outputs of expert e's routes are NaN, of those only column `row` unless that is negative.
+static void check_nans(const struct moe_case *c, int32_t e, int64_t row)
+{
+    const struct moe_shape *shape = &c->shape;
+    for (int k = -1; k < n_moe_kernels; k++) {
+        struct moe_result result;
+        if (!run_moe_case(c, k < 0 ? "ref" : moe_kernels[k], 2, 0, &result))
+            continue;
+        for (int64_t r = 0; r < shape->tokens * shape->top_k; r++)
+            for (int64_t i = 0; i < shape->hidden; i++)
+                assert_int_equal(isnan(result.per_route[r * shape->hidden + i]) != 0,
+                                 c->ids[r] == e && (row < 0 || i == row));
+        free_moe_result(&result);
+    }
+}
+
 // A NaN scale in one row of down makes that output NaN for the tokens of that expert, and nothing else.
 static void a_nan_scale_stays_in_its_row(void **state)
 {
     (void)state;
     struct moe_shape shape = odd_shape();
     struct moe_case c = make_moe_case(&shape, 10, false);
-    int64_t row = 77;
-    uint8_t *scale = (uint8_t *)(uintptr_t)c.experts[1].down_scales + row * (shape.intermediate / 32) + 3;
-    *scale = 255;
-    for (int k = -1; k < n_moe_kernels; k++) {
-        struct moe_result result;
-        if (!run_moe_case(&c, k < 0 ? "ref" : moe_kernels[k], 2, 0, &result))
-            continue;
-        for (int64_t r = 0; r < shape.tokens * shape.top_k; r++)
-            for (int64_t i = 0; i < shape.hidden; i++)
-                assert_int_equal(isnan(result.per_route[r * shape.hidden + i]) != 0, c.ids[r] == 1 && i == row);
-        free_moe_result(&result);
-    }
+    ((uint8_t *)(uintptr_t)c.experts[1].down_scales)[77 * (shape.intermediate / 32) + 3] = 255;
+    check_nans(&c, 1, 77);
     free_moe_case(&c);
 }
 
@@ -249,16 +250,8 @@ static void a_nan_scale_in_gate_or_up_spoils_the_route(void **state)
         struct moe_shape shape = odd_shape();
         struct moe_case c = make_moe_case(&shape, 11, false);
         const uint8_t *scales = which ? c.experts[2].up_scales : c.experts[2].gate_scales;
-        *((uint8_t *)(uintptr_t)scales + 2 * (shape.hidden / 32) * 5) = 255;
-        for (int k = -1; k < n_moe_kernels; k++) {
-            struct moe_result result;
-            if (!run_moe_case(&c, k < 0 ? "ref" : moe_kernels[k], 2, 0, &result))
-                continue;
-            for (int64_t r = 0; r < shape.tokens * shape.top_k; r++)
-                for (int64_t i = 0; i < shape.hidden; i++)
-                    assert_int_equal(isnan(result.per_route[r * shape.hidden + i]) != 0, c.ids[r] == 2);
-            free_moe_result(&result);
-        }
+        ((uint8_t *)(uintptr_t)scales)[2 * (shape.hidden / 32) * 5] = 255;
+        check_nans(&c, 2, -1);
         free_moe_case(&c);
     }
 }
@@ -266,50 +259,56 @@ static void a_nan_scale_in_gate_or_up_spoils_the_route(void **state)
 static const struct nib_moe_tier *const tiers[] = {&nib_moe_avx2, &nib_moe_avx512, &nib_moe_avx512bf16,
                                                    &nib_moe_amx};
 
-// Every code with every scale, alone in its row at each of a few columns, times an activation of one.
-static void every_code_and_scale_is_exact(void **state)
+enum { CODE_COLUMNS = 160 };
+
+// A block whose row i holds code i in one column.
+struct code_block {
+    uint8_t packed[16][CODE_COLUMNS / 2], scales[16][CODE_COLUMNS / 32];
+};
+
+// The row's values under every scale, in multiplies of several sizes by an activation of one.
+static void check_codes(const struct nib_moe_tier *tier, int column)
 {
-    (void)state;
-    enum { COLUMNS = 160 };
-    static const int places[] = {0, 1, 2, 3, 31, 77, 127, 128, 159};
-    for (size_t k = 0; k < sizeof tiers / sizeof *tiers; k++) {
-        const struct nib_moe_tier *tier = tiers[k];
-        if (!nib_cpu_has(tier->tier))
-            continue;
-        static _Alignas(64) uint8_t rows_memory[NIB_MOE_TOKENS][256 * sizeof(float)];
-        for (size_t p = 0; p < sizeof places / sizeof *places; p++) {
-            int place = places[p];
-            uint16_t x[COLUMNS] = {0};
-            uint8_t packed[16][COLUMNS / 2] = {{0}}, scales[16][COLUMNS / 32];
-            x[place] = 0x3f80;
-            for (int t = 0; t < NIB_MOE_TOKENS; t++)
-                tier->arrange(x, COLUMNS, rows_memory[t]);
-            for (int code = 0; code < 16; code++)
-                packed[code][place / 2] = (uint8_t)(place % 2 ? code << 4 : code);
-            struct nib_moe_block block = {.packed = {packed[0], packed[8]},
-                                          .scales = {scales[0], scales[8]},
-                                          .packed_stride = COLUMNS / 2,
-                                          .scales_stride = COLUMNS / 32};
-            for (int scale = 0; scale < 256; scale++) {
-                memset(scales, 120, sizeof scales);
-                for (int code = 0; code < 16; code++)
-                    scales[code][place / 32] = (uint8_t)scale;
-                for (int m = 1; m <= tier->max_tokens; m += 7) {
-                    const void *rows[NIB_MOE_TOKENS];
-                    float out[NIB_MOE_TOKENS * NIB_MOE_ROWS];
-                    for (int t = 0; t < m; t++)
-                        rows[t] = rows_memory[t];
-                    tier->multiply(&block, NULL, COLUMNS, rows, m, out);
-                    for (int i = 0; i < m * NIB_MOE_ROWS; i++) {
-                        float want = nib_e2m1_to_f32((uint8_t)(i % 16)) * nib_e8m0_to_f32((uint8_t)scale);
-                        if (!(out[i] == want || (isnan(want) && isnan(out[i]))))
-                            fail_msg("%s: code %d, scale %d, column %d: %g instead of %g", tier->kernel.name,
-                                     i % 16, scale, place, (double)out[i], (double)want);
-                    }
-                }
+    static _Alignas(64) uint8_t rows_memory[NIB_MOE_TOKENS][256 * sizeof(float)];
+    const void *rows[NIB_MOE_TOKENS];
+    uint16_t x[CODE_COLUMNS] = {0};
+    struct code_block codes = {{{0}}, {{0}}};
+    x[column] = 0x3f80;
+    for (int t = 0; t < NIB_MOE_TOKENS; t++) {
+        tier->arrange(x, CODE_COLUMNS, rows_memory[t]);
+        rows[t] = rows_memory[t];
+    }
+    for (int code = 0; code < 16; code++)
+        codes.packed[code][column / 2] = (uint8_t)(column % 2 ? code << 4 : code);
+    struct nib_moe_block block = {.packed = {codes.packed[0], codes.packed[8]},
+                                  .scales = {codes.scales[0], codes.scales[8]},
+                                  .packed_stride = CODE_COLUMNS / 2,
+                                  .scales_stride = CODE_COLUMNS / 32};
+    for (int scale = 0; scale < 256; scale++) {
+        memset(codes.scales, 120, sizeof codes.scales);
+        for (int code = 0; code < 16; code++)
+            codes.scales[code][column / 32] = (uint8_t)scale;
+        for (int m = 1; m <= tier->max_tokens; m += m < NIB_MOE_FEW ? 1 : 7) {
+            float out[NIB_MOE_TOKENS * NIB_MOE_ROWS];
+            tier->multiply(&block, NULL, CODE_COLUMNS, rows, m, out);
+            for (int i = 0; i < m * NIB_MOE_ROWS; i++) {
+                float want = nib_e2m1_to_f32((uint8_t)(i % 16)) * nib_e8m0_to_f32((uint8_t)scale);
+                if (!(out[i] == want || (isnan(want) && isnan(out[i]))))
+                    fail_msg("%s: code %d, scale %d, column %d, %d rows: %g instead of %g", tier->kernel.name,
+                             i % 16, scale, column, m, (double)out[i], (double)want);
             }
         }
     }
+}
+
+// Every code with every scale, alone in its row at each of a few columns.
+static void every_code_and_scale_is_exact(void **state)
+{
+    (void)state;
+    static const int columns[] = {0, 1, 2, 3, 31, 77, 127, 128, 159};
+    for (size_t k = 0; k < sizeof tiers / sizeof *tiers; k++)
+        for (size_t i = 0; nib_cpu_has(tiers[k]->tier) && i < sizeof columns / sizeof *columns; i++)
+            check_codes(tiers[k], columns[i]);
 }
 
 // Rows far apart in a sparse map: offsets pass 2^31 and 2^32.
