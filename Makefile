@@ -24,9 +24,12 @@ demo: all ## Build, then answer a prompt with the small model that comes with th
 test: all ## Build and run every test
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
-test-clients: all ## What nibble writes, read by other people's packages (numpy, safetensors) in an environment of their own
+test-clients: all ## What nibble writes, read by other people's programs: numpy, safetensors, Chromium
+	scripts/install-packages chromium
 	python3 tests/server/make_venv.py $(BUILD)/venv-clients tests/clients/requirements.txt
 	$(BUILD)/venv-clients/bin/python -B tests/clients/convert_oracle.py $(BUILD)/nibble
+	NIBBLE=$(BUILD)/nibble SCRIPTED=$(BUILD)/tests/scripted_server NIB_SCRATCH=$(BUILD)/scratch \
+		$(BUILD)/venv-clients/bin/python -B tests/clients/chat_page.py
 
 bench: all ## Measure: read bandwidth, MoE layer, decode
 	bench/run $(BUILD)/nibble

@@ -215,8 +215,8 @@ void nib_batch_cancel(struct nib_batch *batch, int64_t id);
 
 // One step: a token of every answer under way, as pages and rows of logits allow, then a chunk of every prompt that has
 // begun; these share what the step has left evenly. Requests begin in order of arrival, when all of the prompt has room;
-// one whose prompt begins like another that is being read waits for those pages. `*busy` says whether any request is left. Fails only when the engine as a whole cannot go on; a request's own
-// trouble ends that request.
+// one whose prompt begins like another that is being read waits for those pages. `*busy` says whether any request is
+// left. Fails only when the engine as a whole cannot go on; a request's own trouble ends that request.
 nib_status nib_batch_step(struct nib_batch *batch, bool *busy, struct nib_error *err);
 
 // Prompt tokens of the request that have been computed, for a progress bar; -1 for unknown ids.

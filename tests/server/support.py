@@ -1,4 +1,5 @@
 """What the server's tests share: servers to talk to, and ways to talk to them."""
+import functools
 import json
 import os
 import signal
@@ -8,8 +9,6 @@ import time
 import unittest
 import urllib.error
 import urllib.request
-
-import openai
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(SOURCE, "build")
@@ -35,7 +34,11 @@ class Server:
                 break
             if not line:
                 raise AssertionError(f"the server did not start: {self.log}")
-        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
+
+    @functools.cached_property
+    def client(self):
+        import openai  # which not every client needs
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
 
     def __enter__(self):
         return self
