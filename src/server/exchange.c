@@ -5,19 +5,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/deadlines.h"
+
 // The page runs its own script, talks to its own server, and may be framed by nobody.
 #define PAGE_POLICY                                                                                   \
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; " \
     "frame-ancestors 'none'"
-#define STREAM_BLOCK 16384 // bytes handed over at once
+#define STREAM_BLOCK 16384      // bytes handed over at once
+#define MOST_BACKLOG (8u << 20) // of a stream whose client does not read
 
-struct nib_exchange *nib_exchange_create(struct MHD_Connection *connection)
+struct nib_exchange *nib_exchange_create(struct MHD_Connection *connection, struct nib_deadline *deadline)
 {
     struct nib_exchange *exchange = calloc(1, sizeof *exchange);
     if (!exchange)
         return NULL;
     pthread_mutex_init(&exchange->mutex, NULL);
     exchange->connection = connection;
+    exchange->deadline = deadline;
     atomic_init(&exchange->references, 1);
     return exchange;
 }
@@ -47,16 +51,28 @@ static void wake(struct nib_exchange *exchange)
     }
 }
 
-// A body that memory ran out for ends early; a whole answer then becomes an empty 500.
+// Nothing is added any more: from now on the client has to take what there is. With the mutex held.
+static void end(struct nib_exchange *exchange)
+{
+    exchange->ended = true;
+    if (exchange->connection)
+        nib_deadline_set(exchange->deadline, exchange->body.size - exchange->taken);
+}
+
+// A whole answer that memory ran out for becomes an empty 500. A stream breaks off, also when its client lets it pile up.
 static void put(struct nib_exchange *exchange, const char *bytes, size_t size)
 {
     if (exchange->ended || !exchange->connection)
         return;
-    if (nib_bytes_append(&exchange->body, bytes, size, NULL)) {
-        exchange->ended = true;
-        if (!exchange->streaming)
-            exchange->status = 500;
-    }
+    bool late = exchange->streaming && exchange->body.size - exchange->taken > MOST_BACKLOG;
+    if (!late && !nib_bytes_append(&exchange->body, bytes, size, NULL))
+        return;
+    exchange->broken = true;
+    if (!exchange->streaming)
+        exchange->status = 500;
+    if (exchange->cancel_work)
+        exchange->cancel_work(exchange->work);
+    end(exchange);
 }
 
 void nib_exchange_answer_text(struct nib_exchange *exchange, unsigned status, const char *content_type,
@@ -66,7 +82,7 @@ void nib_exchange_answer_text(struct nib_exchange *exchange, unsigned status, co
     exchange->status = status;
     exchange->content_type = content_type;
     put(exchange, bytes, size);
-    exchange->ended = true;
+    end(exchange);
     wake(exchange);
     pthread_mutex_unlock(&exchange->mutex);
 }
@@ -133,7 +149,7 @@ void nib_exchange_send_text(struct nib_exchange *exchange, const char *data)
 void nib_exchange_end(struct nib_exchange *exchange)
 {
     pthread_mutex_lock(&exchange->mutex);
-    exchange->ended = true;
+    end(exchange);
     wake(exchange);
     pthread_mutex_unlock(&exchange->mutex);
 }
@@ -149,11 +165,14 @@ static ssize_t read_stream(void *context, uint64_t position, char *out, size_t m
         size_t size = left < most ? left : most;
         memcpy(out, exchange->body.data + exchange->taken, size);
         exchange->taken += size;
-        if (exchange->taken == exchange->body.size)
-            exchange->taken = exchange->body.size = 0;
+        if (exchange->taken > exchange->body.size / 2) { // so what moves is less than what was taken
+            exchange->body.size -= exchange->taken;
+            memmove(exchange->body.data, exchange->body.data + exchange->taken, exchange->body.size);
+            exchange->taken = 0;
+        }
         result = (ssize_t)size;
     } else if (exchange->ended) {
-        result = MHD_CONTENT_READER_END_OF_STREAM;
+        result = exchange->broken ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
     } else {
         exchange->suspended = true;
         MHD_suspend_connection(exchange->connection);

@@ -11,9 +11,10 @@
 #include "server/api_error.h"
 
 struct MHD_Connection;
+struct nib_deadline;
 
 struct nib_exchange {
-    pthread_mutex_t mutex;             // over what follows, down to `ended`
+    pthread_mutex_t mutex;             // over what follows, down to `deadline`
     struct MHD_Connection *connection; // NULL once it is over
     bool suspended;
     unsigned status; // HTTP; 0 as long as it is not known
@@ -23,6 +24,8 @@ struct nib_exchange {
     struct nib_bytes body;
     size_t taken; // bytes of the body that the connection has
     bool ended;
+    bool broken;                   // a stream that ends here is not whole
+    struct nib_deadline *deadline; // of the connection: when it must have taken the answer
 
     atomic_int references;
     void *work; // what the answer is made with
@@ -31,7 +34,7 @@ struct nib_exchange {
 };
 
 // With one reference. NULL when memory is out.
-struct nib_exchange *nib_exchange_create(struct MHD_Connection *connection);
+struct nib_exchange *nib_exchange_create(struct MHD_Connection *connection, struct nib_deadline *deadline);
 void nib_exchange_retain(struct nib_exchange *exchange);
 void nib_exchange_release(struct nib_exchange *exchange);
 

@@ -13,10 +13,10 @@
 
 #include "base/bandwidth.h"
 #include "base/error.h"
+#include "server/deadlines.h"
 #include "server/departures.h"
 
-#define HEADER_BYTES 32768  // of a request, with what answering takes
-#define UPLOAD_SECONDS 60.0 // for a request's body
+#define HEADER_BYTES 32768 // of a request, with what answering takes
 #define HTTP_THREADS 2
 
 struct route {
@@ -46,6 +46,7 @@ struct incoming {
     struct nib_api_error error;
     double started; // seconds
     int socket;
+    struct nib_deadline *deadline; // of the connection
     uint64_t watch;
     bool served;
 };
@@ -85,11 +86,17 @@ static const struct route *find_route(const char *path, const char *method, stru
     return NULL;
 }
 
+// What a request says of its body's size; when it does not, the largest that there may be.
+static int64_t announced_body(const struct nib_server *server, struct MHD_Connection *connection)
+{
+    const char *length = header(connection, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    return length ? strtoll(length, NULL, 10) : server->options.max_body;
+}
+
 static bool body_may_come(const struct nib_server *server, struct MHD_Connection *connection,
                           struct nib_api_error *error)
 {
-    const char *length = header(connection, MHD_HTTP_HEADER_CONTENT_LENGTH);
-    if (length && strtoll(length, NULL, 10) > server->options.max_body)
+    if (announced_body(server, connection) > server->options.max_body)
         return nib_api_fail(error, 413, "body_too_large", NULL, "A request may have %lld bytes.",
                             (long long)server->options.max_body);
     return true;
@@ -121,12 +128,15 @@ static struct incoming *begin(struct nib_server *server, struct MHD_Connection *
     incoming->server = server;
     incoming->started = nib_clock();
     incoming->socket = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-    incoming->exchange = nib_exchange_create(connection);
+    incoming->deadline = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+    incoming->exchange = nib_exchange_create(connection, incoming->deadline);
     if (!incoming->exchange) {
         free(incoming);
         return NULL;
     }
     incoming->route = admit(server, connection, path, method, &incoming->error);
+    int64_t size = announced_body(server, connection), most = server->options.max_body;
+    nib_deadline_set(incoming->deadline, (size_t)(size >= 0 && size < most ? size : most));
     atomic_fetch_add(&server->exchanges, 1);
     return incoming;
 }
@@ -141,8 +151,6 @@ static void take_body(struct incoming *incoming, const char *bytes, size_t size)
     if (incoming->body.size + size > (size_t)server->options.max_body)
         nib_api_fail(&incoming->error, 413, "body_too_large", NULL, "A request may have %lld bytes.",
                      (long long)server->options.max_body);
-    else if (nib_clock() - incoming->started > UPLOAD_SECONDS)
-        nib_api_fail(&incoming->error, 408, "too_slow", NULL, "The request took too long to arrive.");
     else if (nib_bytes_append(&incoming->body, bytes, size, NULL))
         nib_api_fail(&incoming->error, 500, NULL, NULL, "out of memory");
     else
@@ -156,6 +164,7 @@ static void serve(struct incoming *incoming)
     struct nib_server *server = incoming->server;
     struct nib_text body = {incoming->body.data, incoming->body.size};
     incoming->served = true;
+    nib_deadline_clear(incoming->deadline);
     if (!incoming->route) {
         nib_exchange_fail(incoming->exchange, &incoming->error);
         return;
@@ -207,10 +216,25 @@ static void completed(void *context, struct MHD_Connection *connection, void **s
     log_request(incoming);
     nib_exchange_hang_up(incoming->exchange);
     nib_exchange_release(incoming->exchange);
+    nib_deadline_set(incoming->deadline, 0); // for the next request
     nib_bytes_free(&incoming->body);
     free(incoming);
     *state = NULL;
     atomic_fetch_sub(&server->exchanges, 1);
+}
+
+// A connection begins, with the time for a request's header, or is about to be closed.
+static void connected(void *context, struct MHD_Connection *connection, void **deadline,
+                      enum MHD_ConnectionNotificationCode code)
+{
+    const struct nib_server *server = context;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        *deadline = nib_deadline_add(
+            server->deadlines, MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd);
+        nib_deadline_set(*deadline, 0);
+    } else {
+        nib_deadline_remove(*deadline);
+    }
 }
 
 // ---- listening ----
@@ -278,10 +302,10 @@ nib_status nib_http_start(struct nib_server *server, struct nib_error *err)
     server->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, handle, server, MHD_OPTION_EXTERNAL_LOGGER, be_quiet, NULL, MHD_OPTION_LISTEN_SOCKET,
         listener, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS, MHD_OPTION_NOTIFY_COMPLETED, completed,
-        server, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)options->max_connections, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-        (unsigned)options->max_connections_per_client, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)options->timeout,
-        MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+        server, MHD_OPTION_NOTIFY_CONNECTION, connected, server, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)HEADER_BYTES, MHD_OPTION_CONNECTION_LIMIT, (unsigned)options->max_connections,
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)options->max_connections_per_client,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)options->timeout, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
     if (server->daemon)
         return NIB_OK;
     close(listener);

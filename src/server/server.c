@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/map.h"
+#include "server/deadlines.h"
 #include "server/departures.h"
 #include "server/http.h"
 #include "server/response_store.h"
@@ -56,6 +57,7 @@ void nib_server_free(struct nib_server *server)
 {
     nib_scheduler_free(server->scheduler);
     nib_departures_free(server->departures);
+    nib_deadlines_free(server->deadlines);
     nib_metrics_destroy(&server->metrics);
     nib_api_keys_free(&server->keys);
     nib_mask_vocabulary_free(server->vocabulary);
@@ -91,6 +93,8 @@ nib_status nib_server_start(const struct nib_server_options *options, const stru
         status = nib_fail_memory(err, STORE_BYTES, "past responses");
     if (!status)
         status = nib_departures_create(&s->departures, err);
+    if (!status)
+        status = nib_deadlines_create((double)options->timeout, &s->deadlines, err);
     if (!status)
         status = nib_scheduler_start(&scheduler, &s->scheduler, err);
     if (!status && (status = nib_http_start(s, err)))

@@ -16,7 +16,7 @@ struct nib_server_options {
     int64_t max_body;                      // bytes of a request
     int64_t max_tokens;                    // of an answer when the request does not say; 0: what the context holds
     int64_t max_connections, max_connections_per_client;
-    int64_t timeout;              // seconds that a connection may be silent
+    int64_t timeout; // seconds that a connection may be silent, and take for a header or, per 64 KiB more, a body
     struct nib_sampling sampling; // what a request does not say
     const int32_t *stop_tokens;   /* [n_stop_tokens] */
     int32_t n_stop_tokens;

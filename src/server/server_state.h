@@ -12,6 +12,7 @@
 #include "text/token_mask.h"
 
 struct MHD_Daemon;
+struct nib_deadlines;
 struct nib_departures;
 struct nib_response_store;
 
@@ -25,6 +26,7 @@ struct nib_server {
     struct nib_response_store *responses;
     struct nib_metrics metrics;
     struct nib_scheduler *scheduler;
+    struct nib_deadlines *deadlines;
     struct nib_departures *departures;
     struct MHD_Daemon *daemon;
     char *certificate, *key; // of TLS

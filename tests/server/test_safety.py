@@ -80,6 +80,61 @@ class Safety(support.unittest.TestCase):
             self.assertLess(time.monotonic() - started, 8)
             self.assertEqual(server.request("/health")[0], 200)
 
+    def trickle(self, server, begin, drops, expected=b""):
+        """Sends the bytes of `drops` slowly; the seconds until the server hangs up, and what it has said."""
+        host, port = server.url.split("//")[1].split(":")
+        said, started = b"", time.monotonic()
+        with socket.create_connection((host, int(port)), timeout=0.2) as connection:
+            connection.sendall(begin)
+            while time.monotonic() - started < 20:
+                try:
+                    chunk = connection.recv(4096)
+                    if not chunk:
+                        break
+                    said += chunk
+                except TimeoutError:
+                    pass
+                except ConnectionError:
+                    break
+                if said.endswith(expected):
+                    try:
+                        connection.sendall(drops[:1])
+                    except OSError:
+                        pass
+                    drops = drops[1:] or drops
+        return time.monotonic() - started, said
+
+    def test_who_trickles_is_cut_off(self):
+        """One byte at a time is never silent"""
+        header = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Long: " + b"y" * 1000
+        body = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
+        health = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        with scripted_server(timeout=2) as server:
+            for begin, drops in ((b"", header), (body, b" " * 500), (health, header), (b"P", b"O" * 500)):
+                with self.subTest(begin=begin[:20]):
+                    seconds, said = self.trickle(server, begin, drops)
+                    self.assertTrue(1.9 < seconds < 6, seconds)
+                    self.assertEqual(said.count(b"HTTP/1.1 200"), begin == health)
+                    self.assertEqual(server.request("/health")[0], 200)
+            self.assertEqual(server.request("/v1/chat/completions", {"messages": user("Hi<|return|>")})[0], 200)
+
+    def test_a_slow_answer_is_not_a_slow_client(self):
+        with scripted_server(timeout=1, step_us=50000) as server:
+            script = user("<|channel|>final<|message|>" + "word " * 30 + "<|return|>")
+            self.assertEqual(server.chat(messages=script)["choices"][0]["finish_reason"], "stop")
+            self.assertEqual(support.joined(server.stream(messages=script))["finish_reason"], "stop")
+
+    def test_an_answer_that_nobody_reads_is_given_up(self):
+        with scripted_server(parallel=16, timeout=60) as server:
+            body = json.dumps({"messages": user("<|channel|>final<|message|>" + "word " * 3000 + "<|return|>"), "n": 16, "stream": True,
+                               "logprobs": True, "top_logprobs": 20}).encode()
+            host, port = server.url.split("//")[1].split(":")
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                server.wait_for("running", 16)
+                server.wait_for("running", 0, 60)
+                self.assertIn('answers_total{finish="cancelled"} 16', server.request("/metrics")[2])
+
     def test_what_is_said_is_not_logged(self):
         with model_server("--log") as server:
             server.chat(messages=user("SECRET-PROMPT"), max_tokens=3)

@@ -1,0 +1,139 @@
+#include "server/deadlines.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "base/bandwidth.h"
+#include "base/error.h"
+
+#define BYTES_A_SECOND 65536.0 // that a client must keep up with
+#define CHECK_SECONDS 0.25
+
+struct nib_deadline {
+    struct nib_deadline *next;
+    struct nib_deadlines *owner;
+    int socket;
+    double due; // seconds, as nib_clock; infinite: none
+};
+
+struct nib_deadlines {
+    double patience;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    struct nib_deadline *first; // with the mutex, and so is all below
+    bool stopping;
+};
+
+// The connection's own thread then sees the end of the socket and closes it.
+static void cut_off_late_ones(struct nib_deadlines *deadlines)
+{
+    double now = nib_clock();
+    for (struct nib_deadline *d = deadlines->first; d; d = d->next)
+        if (now > d->due) {
+            shutdown(d->socket, SHUT_RDWR);
+            d->due = INFINITY;
+        }
+}
+
+static void *watch(void *context)
+{
+    struct nib_deadlines *deadlines = context;
+    pthread_mutex_lock(&deadlines->mutex);
+    while (!deadlines->stopping) {
+        if (deadlines->first) {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_nsec += (long)(CHECK_SECONDS * 1e9);
+            until.tv_sec += until.tv_nsec / 1000000000;
+            until.tv_nsec %= 1000000000;
+            pthread_cond_timedwait(&deadlines->wake, &deadlines->mutex, &until);
+        } else {
+            pthread_cond_wait(&deadlines->wake, &deadlines->mutex);
+        }
+        cut_off_late_ones(deadlines);
+    }
+    pthread_mutex_unlock(&deadlines->mutex);
+    return NULL;
+}
+
+nib_status nib_deadlines_create(double patience, struct nib_deadlines **deadlines, struct nib_error *err)
+{
+    struct nib_deadlines *created = calloc(1, sizeof *created);
+    if (!created)
+        return nib_fail_memory(err, sizeof *created, "the server");
+    created->patience = patience;
+    pthread_mutex_init(&created->mutex, NULL);
+    pthread_cond_init(&created->wake, NULL);
+    if (pthread_create(&created->thread, NULL, watch, created)) {
+        free(created);
+        return nib_fail(err, NIB_ERR_MEMORY, "the thread that watches connections cannot be started");
+    }
+    *deadlines = created;
+    return NIB_OK;
+}
+
+void nib_deadlines_free(struct nib_deadlines *deadlines)
+{
+    if (!deadlines)
+        return;
+    pthread_mutex_lock(&deadlines->mutex);
+    deadlines->stopping = true;
+    pthread_cond_signal(&deadlines->wake);
+    pthread_mutex_unlock(&deadlines->mutex);
+    pthread_join(deadlines->thread, NULL);
+    pthread_cond_destroy(&deadlines->wake);
+    pthread_mutex_destroy(&deadlines->mutex);
+    free(deadlines);
+}
+
+struct nib_deadline *nib_deadline_add(struct nib_deadlines *deadlines, int socket)
+{
+    struct nib_deadline *added = malloc(sizeof *added);
+    if (!added)
+        return NULL;
+    pthread_mutex_lock(&deadlines->mutex);
+    *added =
+        (struct nib_deadline){.next = deadlines->first, .owner = deadlines, .socket = socket, .due = INFINITY};
+    deadlines->first = added;
+    pthread_cond_signal(&deadlines->wake);
+    pthread_mutex_unlock(&deadlines->mutex);
+    return added;
+}
+
+void nib_deadline_remove(struct nib_deadline *deadline)
+{
+    if (!deadline)
+        return;
+    struct nib_deadlines *deadlines = deadline->owner;
+    pthread_mutex_lock(&deadlines->mutex);
+    struct nib_deadline **link = &deadlines->first;
+    while (*link != deadline)
+        link = &(*link)->next;
+    *link = deadline->next;
+    pthread_mutex_unlock(&deadlines->mutex);
+    free(deadline);
+}
+
+static void set_due(struct nib_deadline *deadline, double due)
+{
+    pthread_mutex_lock(&deadline->owner->mutex);
+    deadline->due = due;
+    pthread_mutex_unlock(&deadline->owner->mutex);
+}
+
+void nib_deadline_set(struct nib_deadline *deadline, size_t bytes)
+{
+    if (deadline)
+        set_due(deadline, nib_clock() + deadline->owner->patience + (double)bytes / BYTES_A_SECOND);
+}
+
+void nib_deadline_clear(struct nib_deadline *deadline)
+{
+    if (deadline)
+        set_due(deadline, INFINITY);
+}

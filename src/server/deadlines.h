@@ -1,0 +1,26 @@
+// Connections that take too long. libmicrohttpd hangs up on silent ones; one that trickles is never silent. So what a
+// client has to do next, send a request or take an answer, has a deadline, and whoever misses it is cut off.
+#ifndef NIB_SERVER_DEADLINES_H
+#define NIB_SERVER_DEADLINES_H
+
+#include <stddef.h>
+
+#include "nibble/status.h"
+
+struct nib_deadlines; // of a server; all functions may be called by any thread
+struct nib_deadline;  // of a connection
+
+// Starts a thread that watches. `patience`: seconds for anything.
+nib_status nib_deadlines_create(double patience, struct nib_deadlines **deadlines, struct nib_error *err);
+void nib_deadlines_free(struct nib_deadlines *deadlines); // NULL is fine
+
+// A connection that has no deadline yet; NULL, which all functions take, when memory is out. Removed before the socket is
+// closed.
+struct nib_deadline *nib_deadline_add(struct nib_deadlines *deadlines, int socket);
+void nib_deadline_remove(struct nib_deadline *deadline);
+
+// The patience from now on, and a second for every 64 KiB.
+void nib_deadline_set(struct nib_deadline *deadline, size_t bytes);
+void nib_deadline_clear(struct nib_deadline *deadline); // it is not the client's turn
+
+#endif
