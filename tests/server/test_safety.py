@@ -78,7 +78,12 @@ class Safety(support.unittest.TestCase):
                     pass
                 one.close()
             self.assertLess(time.monotonic() - started, 8)
-            self.assertEqual(server.request("/health")[0], 200)
+            while True:  # the last of them may still be counted for a moment
+                try:
+                    self.assertEqual(server.request("/health")[0], 200)
+                    break
+                except ConnectionError:
+                    self.assertLess(time.monotonic() - started, 10)
 
     def trickle(self, server, begin, drops, expected=b""):
         """Sends the bytes of `drops` slowly; the seconds until the server hangs up, and what it has said."""
