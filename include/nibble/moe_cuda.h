@@ -1,7 +1,8 @@
 // The MoE layer call of nibble/moe.h on an NVIDIA Hopper GPU: the same structs with device pointers, and a stream.
 //
 // A library built without CUDA has these functions too; they fail with NIB_ERR_UNSUPPORTED. Sums are in fp32, the
-// intermediate is rounded once, to bf16; a route's result depends on nothing but its token and its expert.
+// intermediate is rounded once, to bf16; a route's result depends on nothing but its token, its expert and whether the
+// call has more than 64 tokens: those take another path, whose sums have another order.
 #ifndef NIBBLE_MOE_CUDA_H
 #define NIBBLE_MOE_CUDA_H
 
@@ -32,7 +33,8 @@ const char *nib_moe_cuda_plan_reason(const struct nib_moe_cuda_plan *plan);
 // every call leaves them ready for the next of at most as many tokens on the same plan.
 size_t nib_moe_cuda_scratch_bytes(const struct nib_moe_cuda_plan *plan, int64_t tokens, int64_t top_k);
 
-// Made for few tokens: more than 64 run in pieces of 64, one launch each, correct and far from the speed of a GEMM.
+// Up to 64 tokens take one launch; more take five for each 16384 routes. (Layers with an intermediate size under 512 or
+// with scales outside 2^-115 to 2^17 have only the first path: 64 tokens a launch, correct and far from a GEMM's speed.)
 // Enqueues the layer on `stream` (a cudaStream_t): no allocation, no wait, no look at device memory from the host, so
 // the call may be captured in a graph and replayed with other routes. Pointers of `call` are device pointers, x and y
 // 16-byte aligned; call->threads is ignored. `launches`, unless NULL, gets the number of kernels enqueued.

@@ -16,40 +16,48 @@ __device__ __forceinline__ float bias_at(const nib_moe_args &args, const void *b
                           : static_cast<const float *>(bias)[i];
 }
 
-// y from the routes of each token, in their order. All blocks share the work.
+// Four columns of a token's y from its local routes, in their order; foreign routes' own outputs, where asked for, become
+// zeros.
+template <typename IsLocal>
+__device__ __forceinline__ void sum_token_quad(const nib_moe_args &args, int token, int column, IsLocal is_local)
+{
+    int rows = args.product[1].rows;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+    for (int j = 0; j < args.top_k; j++) {
+        int route = token * args.top_k + j;
+        float4 *out = reinterpret_cast<float4 *>(args.out + static_cast<int64_t>(route) * rows + column);
+        if (!is_local(route)) {
+            if (args.y_per_route)
+                *out = make_float4(0, 0, 0, 0);
+            continue;
+        }
+        float weight = args.routing_weights[route];
+        float4 value = __ldcg(out);
+        sum.x += weight * value.x;
+        sum.y += weight * value.y;
+        sum.z += weight * value.z;
+        sum.w += weight * value.w;
+    }
+    int64_t at = static_cast<int64_t>(token) * rows + column;
+    if (args.y && args.y_bf16) {
+        __nv_bfloat162 low = __floats2bfloat162_rn(sum.x, sum.y), high = __floats2bfloat162_rn(sum.z, sum.w);
+        uint2 pair = {reinterpret_cast<uint32_t &>(low), reinterpret_cast<uint32_t &>(high)};
+        *reinterpret_cast<uint2 *>(static_cast<uint16_t *>(args.y) + at) = pair;
+    } else if (args.y) {
+        *reinterpret_cast<float4 *>(static_cast<float *>(args.y) + at) = sum;
+    }
+}
+
+// All blocks share the work.
 __device__ inline void sum_routes(const nib_moe_args &args, const block_state &block, int warp, int lane)
 {
-    int rows = args.product[1].rows, quads = rows / 4;
+    int quads = args.product[1].rows / 4;
     int64_t all = static_cast<int64_t>(args.tokens) * quads;
     int64_t stride = static_cast<int64_t>(gridDim.x) * (NIB_MOE_DECODE_THREADS);
-    for (int64_t i = (static_cast<int64_t>(warp) * gridDim.x + blockIdx.x) * 32 + lane; i < all; i += stride) {
-        int token = static_cast<int>(i / quads), column = static_cast<int>(i % quads) * 4;
-        float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-        for (int j = 0; j < args.top_k; j++) {
-            int route = token * args.top_k + j;
-            float4 *out = reinterpret_cast<float4 *>(args.out + static_cast<int64_t>(route) * rows + column);
-            if (block.routes.rank[route] == ~0u) {
-                if (args.y_per_route)
-                    *out = make_float4(0, 0, 0, 0);
-                continue;
-            }
-            float weight = args.routing_weights[route];
-            float4 value = __ldcg(out);
-            sum.x += weight * value.x;
-            sum.y += weight * value.y;
-            sum.z += weight * value.z;
-            sum.w += weight * value.w;
-        }
-        int64_t at = static_cast<int64_t>(token) * rows + column;
-        if (args.y && args.y_bf16) {
-            __nv_bfloat162 low = __floats2bfloat162_rn(sum.x, sum.y), high = __floats2bfloat162_rn(sum.z, sum.w);
-            uint2 pair = {reinterpret_cast<uint32_t &>(low), reinterpret_cast<uint32_t &>(high)};
-            *reinterpret_cast<uint2 *>(static_cast<uint16_t *>(args.y) + at) = pair;
-        } else if (args.y) {
-            *reinterpret_cast<float4 *>(static_cast<float *>(args.y) + at) = sum;
-        }
-    }
+    for (int64_t i = (static_cast<int64_t>(warp) * gridDim.x + blockIdx.x) * 32 + lane; i < all; i += stride)
+        sum_token_quad(args, static_cast<int>(i / quads), static_cast<int>(i % quads) * 4,
+                       [&](int route) { return block.routes.rank[route] != ~0u; });
 }
 
 // Biases of rows g and g + 8 of a group of 16 rows (of W13: of gate and up row g), loaded before they are needed.

@@ -12,6 +12,7 @@ extern "C" {
 #include "ops/moe_check.h"
 }
 #include "cuda/moe_decode.cuh"
+#include "cuda/moe_prefill.cuh"
 #include "cuda/moe_routing.cuh"
 #include "cuda/moe_scan.cuh"
 
@@ -19,6 +20,7 @@ struct nib_moe_cuda_plan {
     nib_moe_args args; // what is the same for every call
     int blocks;
     int shared_limit;
+    bool prefill;        // more tokens than the few-token kernel is for take a path of their own
     void *device_memory; // the expert table, then a byte an expert
     char reason[200];
 };
@@ -167,15 +169,58 @@ nib_status upload(nib_moe_cuda_plan *plan, const nib_moe_weights &w, struct nib_
     plan->args.exact = exact;
     if (error == cudaSuccess)
         error = nib_moe_scan_scales(plan->args, exact);
+    uint8_t found[NIB_MOE_MAX_EXPERTS];
+    if (error == cudaSuccess)
+        error = cudaMemcpy(found, exact, static_cast<size_t>(w.n_experts), cudaMemcpyDeviceToHost);
     if (error != cudaSuccess)
         return fail_cuda(err, error, "reading the scales");
+    plan->prefill = w.intermediate >= NIB_MOE_KEEP_REST;
+    for (int64_t i = 0; i < w.n_experts; i++)
+        plan->prefill = plan->prefill && (found[i] & 4) == 0;
     return NIB_OK;
 }
 
-// Offsets in a call's scratch.
+size_t round_up_256(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+// Offsets in a call's scratch. Counters come first, to stay in place whatever the call's size; the two paths share what
+// follows.
 struct layout {
-    size_t h_done, h, out, bytes;
+    size_t h_done, h, out; // the grid's barrier is at 0
+    size_t slots, tiles, counts, prefill_h, prefill_x, prefill_out;
+    size_t bytes;
 };
+
+int64_t prefill_tokens(int64_t top_k)
+{
+    return NIB_MOE_PREFILL_ROUTES / top_k;
+}
+
+// Activations of all slots, in bytes. x is dead when the routes' outputs are written over it.
+size_t gathered_bytes(int granules, int columns)
+{
+    return static_cast<size_t>(granules) * static_cast<size_t>(round_up(columns, 128)) * 16;
+}
+
+void lay_out_prefill(const nib_moe_args &args, int64_t tokens, int64_t top_k, layout *l)
+{
+    int64_t chunk = tokens < prefill_tokens(top_k) ? tokens : prefill_tokens(top_k);
+    int routes = static_cast<int>(chunk * top_k);
+    int granules = nib_moe_prefill_granules(routes, args.n_experts);
+    size_t tiles = static_cast<size_t>(nib_moe_prefill_tiles(routes, args.n_experts));
+    l->slots = l->h;
+    l->tiles = l->slots + round_up_256(static_cast<size_t>(granules) * 8 * sizeof(int32_t));
+    l->counts = l->tiles + round_up_256(tiles * sizeof(nib_moe_tile));
+    l->prefill_h = l->counts + 256;
+    l->prefill_x = l->prefill_h + round_up_256(gathered_bytes(granules, args.product[1].columns));
+    l->prefill_out = l->prefill_x;
+    size_t x = gathered_bytes(granules, args.product[0].columns);
+    size_t out = static_cast<size_t>(routes) * static_cast<size_t>(args.product[0].columns) * sizeof(float);
+    size_t end = l->prefill_x + round_up_256(x > out ? x : out);
+    l->bytes = end > l->bytes ? end : l->bytes;
+}
 
 layout lay_out(const nib_moe_cuda_plan &plan, int64_t tokens, int64_t top_k)
 {
@@ -183,12 +228,13 @@ layout lay_out(const nib_moe_cuda_plan &plan, int64_t tokens, int64_t top_k)
     size_t routes = static_cast<size_t>(chunk * top_k);
     size_t hidden = static_cast<size_t>(plan.args.product[0].columns);
     size_t intermediate = static_cast<size_t>(plan.args.product[1].columns);
-    auto up = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
     layout l = {};
-    l.h_done = 256; // the grid barrier is at 0; counters come first, to stay in place whatever the call's size
+    l.h_done = 256;
     l.h = l.h_done + sizeof(unsigned) * NIB_MOE_DECODE_ROUTES;
-    l.out = l.h + up(routes * intermediate * (intermediate < NIB_MOE_KEEP_REST ? 4 : 2));
-    l.bytes = l.out + up(routes * hidden * 4);
+    l.out = l.h + round_up_256(routes * intermediate * (intermediate < NIB_MOE_KEEP_REST ? 4 : 2));
+    l.bytes = l.out + round_up_256(routes * hidden * sizeof(float));
+    if (plan.prefill && tokens > NIB_MOE_DECODE_TOKENS)
+        lay_out_prefill(plan.args, tokens, top_k, &l);
     return l;
 }
 
@@ -232,14 +278,12 @@ int lay_out_shared(const nib_moe_cuda_plan &plan, nib_moe_args *args)
     return args->routing_offset + routes;
 }
 
-// Tokens [first, first + count) of a call.
-nib_status launch_chunk(const nib_moe_cuda_plan &plan, const nib_moe_call *call, int64_t first, int64_t count,
-                        cudaStream_t stream, struct nib_error *err)
+// What both paths need for tokens [first, first + count) of a call.
+nib_moe_args args_of(const nib_moe_cuda_plan &plan, const nib_moe_call *call, int64_t first, int64_t count,
+                     void *own_out)
 {
     nib_moe_args args = plan.args;
     int64_t hidden = args.product[0].columns, route = first * call->top_k;
-    layout l = lay_out(plan, call->tokens, call->top_k);
-    uint8_t *scratch = static_cast<uint8_t *>(call->scratch);
     args.tokens = static_cast<int>(count);
     args.top_k = static_cast<int>(call->top_k);
     args.routes = static_cast<int>(count * call->top_k);
@@ -250,17 +294,39 @@ nib_status launch_chunk(const nib_moe_cuda_plan &plan, const nib_moe_call *call,
     if (call->y)
         args.y = static_cast<uint8_t *>(call->y) + first * hidden * (args.y_bf16 ? 2 : 4);
     args.y_per_route = call->y_per_route != nullptr;
-    args.out = call->y_per_route ? call->y_per_route + route * hidden : reinterpret_cast<float *>(scratch + l.out);
+    args.out = call->y_per_route ? call->y_per_route + route * hidden : static_cast<float *>(own_out);
+    return args;
+}
+
+cudaError_t launch_decode(const nib_moe_cuda_plan &plan, const nib_moe_call *call, int64_t first, int64_t count,
+                          cudaStream_t stream)
+{
+    layout l = lay_out(plan, call->tokens, call->top_k);
+    uint8_t *scratch = static_cast<uint8_t *>(call->scratch);
+    nib_moe_args args = args_of(plan, call, first, count, scratch + l.out);
     args.h = reinterpret_cast<uint16_t *>(scratch + l.h);
     int64_t intermediate = args.product[1].columns;
     args.h_rest = intermediate < NIB_MOE_KEEP_REST ? args.routes * intermediate : 0;
     args.grid_barrier = reinterpret_cast<unsigned *>(scratch);
     args.h_done = reinterpret_cast<unsigned *>(scratch + l.h_done);
     int shared = lay_out_shared(plan, &args);
-    cudaError_t error = nib_moe_decode_launch(args, plan.blocks, shared, stream);
-    if (error != cudaSuccess)
-        return fail_cuda(err, error, "launching the MoE kernel");
-    return NIB_OK;
+    return nib_moe_decode_launch(args, plan.blocks, shared, stream);
+}
+
+cudaError_t launch_prefill(const nib_moe_cuda_plan &plan, const nib_moe_call *call, int64_t first, int64_t count,
+                           cudaStream_t stream)
+{
+    layout l = lay_out(plan, call->tokens, call->top_k);
+    uint8_t *scratch = static_cast<uint8_t *>(call->scratch);
+    nib_moe_prefill args = {};
+    args.call = args_of(plan, call, first, count, scratch + l.prefill_out);
+    args.slots = reinterpret_cast<int32_t *>(scratch + l.slots);
+    args.tiles = reinterpret_cast<nib_moe_tile *>(scratch + l.tiles);
+    args.counts = reinterpret_cast<int *>(scratch + l.counts);
+    args.x = scratch + l.prefill_x;
+    args.h = scratch + l.prefill_h;
+    args.granules = nib_moe_prefill_granules(args.call.routes, args.call.n_experts);
+    return nib_moe_prefill_launch(args, plan.blocks, stream);
 }
 
 } // namespace
@@ -292,6 +358,8 @@ extern "C" nib_status nib_moe_cuda_plan_create(const struct nib_moe_weights *wei
         int first = stage_bytes(args.product[0]), second = stage_bytes(args.product[1]);
         args.stage_bytes = first > second ? first : second;
         cudaError_t error = nib_moe_decode_prepare(made->shared_limit);
+        if (error == cudaSuccess)
+            error = nib_moe_prefill_prepare();
         status =
             error == cudaSuccess ? upload(made, *weights, err) : fail_cuda(err, error, "preparing the kernel");
     }
@@ -332,15 +400,19 @@ extern "C" size_t nib_moe_cuda_scratch_bytes(const struct nib_moe_cuda_plan *pla
 extern "C" nib_status nib_moe_cuda_run(const struct nib_moe_cuda_plan *plan, const struct nib_moe_call *call,
                                        void *stream, int *launches, struct nib_error *err)
 {
-    int count = 0;
+    int enqueued = 0;
     nib_status status = check_call(plan, call, err);
-    for (int64_t first = 0; status == NIB_OK && first < call->tokens; first += NIB_MOE_DECODE_TOKENS) {
-        int64_t left = call->tokens - first;
-        status = launch_chunk(*plan, call, first, left < NIB_MOE_DECODE_TOKENS ? left : NIB_MOE_DECODE_TOKENS,
-                              static_cast<cudaStream_t>(stream), err);
-        count++;
+    bool prefill = plan->prefill && call->tokens > NIB_MOE_DECODE_TOKENS;
+    int64_t most = prefill ? prefill_tokens(call->top_k) : NIB_MOE_DECODE_TOKENS;
+    for (int64_t first = 0; status == NIB_OK && first < call->tokens; first += most) {
+        int64_t count = call->tokens - first < most ? call->tokens - first : most;
+        auto launch = prefill ? launch_prefill : launch_decode;
+        cudaError_t error = launch(*plan, call, first, count, static_cast<cudaStream_t>(stream));
+        if (error != cudaSuccess)
+            status = fail_cuda(err, error, "launching the MoE kernels");
+        enqueued += prefill ? NIB_MOE_PREFILL_LAUNCHES : 1;
     }
     if (launches)
-        *launches = count;
+        *launches = enqueued;
     return status;
 }

@@ -52,6 +52,13 @@ __device__ __forceinline__ uint64_t evict_first_policy()
     return policy;
 }
 
+__device__ __forceinline__ uint64_t evict_normal_policy()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 // Global to shared memory by the copy engine; both addresses and the size are multiples of 16.
 __device__ __forceinline__ void bulk_copy(uint32_t target, const void *source, uint32_t bytes, uint32_t barrier,
                                           uint64_t policy)
@@ -138,6 +145,17 @@ __device__ __forceinline__ void wait_for_previous_kernel()
 __device__ __forceinline__ void allow_next_kernel()
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// A warpgroup's registers a thread from here on: fewer, and more where others have given some up.
+template <int count> __device__ __forceinline__ void give_registers()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+template <int count> __device__ __forceinline__ void take_registers()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
 // A barrier among some of the block's warps; id 0 is __syncthreads's.
