@@ -1,4 +1,5 @@
 // /v1/responses: reasoning, messages and function calls as items, and events about them.
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "server/date.h"
@@ -13,6 +14,7 @@ struct response {
     json_t *open;   // item being written, or NULL; its text is in `text`
     enum nib_delta_kind kind;
     struct nib_bytes text;
+    json_t *logprobs;    // array: of the open message's tokens, when they are wanted
     json_int_t sequence; // number of the next event
     bool store;
 };
@@ -23,6 +25,7 @@ static void free_response(void *state)
     json_decref(r->items);
     json_decref(r->output);
     json_decref(r->open);
+    json_decref(r->logprobs);
     nib_bytes_free(&r->text);
     free(r);
 }
@@ -95,11 +98,13 @@ static void send_item(struct nib_generation *g, const char *type, json_t *fields
     send(g, type, fields);
 }
 
-static json_t *part_json(enum nib_delta_kind kind, json_t *text)
+// The open item's text, or none yet.
+static json_t *part_json(const struct response *r, json_t *text)
 {
-    if (kind == NIB_DELTA_REASONING)
+    if (r->kind == NIB_DELTA_REASONING)
         return json_pack("{s:s, s:o}", "type", "reasoning_text", "text", text);
-    return json_pack("{s:s, s:o, s:[], s:[]}", "type", "output_text", "text", text, "annotations", "logprobs");
+    return json_pack("{s:s, s:o, s:[], s:o}", "type", "output_text", "text", text, "annotations", "logprobs",
+                     json_copy(r->logprobs));
 }
 
 static void open_item(struct nib_generation *g, enum nib_delta_kind kind, const struct nib_called *call)
@@ -107,6 +112,7 @@ static void open_item(struct nib_generation *g, enum nib_delta_kind kind, const 
     struct response *r = g->state;
     r->kind = kind;
     r->text.size = 0;
+    json_array_clear(r->logprobs);
     if (kind == NIB_DELTA_REASONING)
         r->open = json_pack("{s:s, s:s, s:[], s:[]}", "type", "reasoning", "id", nib_make_id("rs_").text,
                             "summary", "content");
@@ -122,7 +128,7 @@ static void open_item(struct nib_generation *g, enum nib_delta_kind kind, const 
          json_pack("{s:I, s:o}", "output_index", index, "item", json_deep_copy(r->open)));
     if (kind != NIB_DELTA_ARGUMENTS)
         send_item(g, "response.content_part.added",
-                  json_pack("{s:i, s:o}", "content_index", 0, "part", part_json(kind, json_string(""))));
+                  json_pack("{s:i, s:o}", "content_index", 0, "part", part_json(r, json_string(""))));
 }
 
 static void close_item(struct nib_generation *g, const char *status)
@@ -138,11 +144,11 @@ static void close_item(struct nib_generation *g, const char *status)
         bool reasoning = r->kind == NIB_DELTA_REASONING;
         json_t *done = json_pack("{s:i, s:o}", "content_index", 0, "text", text_of(r));
         if (!reasoning)
-            json_object_set_new(done, "logprobs", json_array());
+            json_object_set_new(done, "logprobs", json_copy(r->logprobs));
         send_item(g, reasoning ? "response.reasoning_text.done" : "response.output_text.done", done);
         send_item(g, "response.content_part.done",
-                  json_pack("{s:i, s:o}", "content_index", 0, "part", part_json(r->kind, text_of(r))));
-        json_array_append_new(json_object_get(r->open, "content"), part_json(r->kind, text_of(r)));
+                  json_pack("{s:i, s:o}", "content_index", 0, "part", part_json(r, text_of(r))));
+        json_array_append_new(json_object_get(r->open, "content"), part_json(r, text_of(r)));
     }
     if (r->kind != NIB_DELTA_REASONING)
         json_object_set_new(r->open, "status", json_string(status));
@@ -166,6 +172,8 @@ static void on_delta(struct nib_choice *choice, const struct nib_delta *delta)
         return;
     if (nib_bytes_append(&r->text, delta->text.bytes, delta->text.size, NULL))
         choice->assembler.status = NIB_ERR_MEMORY;
+    if (delta->logprobs)
+        json_array_extend(r->logprobs, delta->logprobs);
     json_t *text = json_stringn(delta->text.bytes, delta->text.size);
     if (kind == NIB_DELTA_ARGUMENTS)
         send_item(g, "response.function_call_arguments.delta", json_pack("{s:o}", "delta", text));
@@ -173,7 +181,8 @@ static void on_delta(struct nib_choice *choice, const struct nib_delta *delta)
         send_item(g, "response.reasoning_text.delta", json_pack("{s:i, s:o}", "content_index", 0, "delta", text));
     else
         send_item(g, "response.output_text.delta",
-                  json_pack("{s:i, s:o, s:[]}", "content_index", 0, "delta", text, "logprobs"));
+                  json_pack("{s:i, s:o, s:o}", "content_index", 0, "delta", text, "logprobs",
+                            delta->logprobs ? json_copy(delta->logprobs) : json_array()));
 }
 
 static void begin(struct nib_choice *choice)
@@ -257,6 +266,31 @@ static bool read_parts(struct nib_chat_request *request, const struct nib_fields
             nib_fields_only(&inner, text_known, text_ignored) && nib_read_format(request, &inner, "format", true));
 }
 
+// "include": what to add to the answer. Reasoning is never encrypted, so whoever asks for that has it in plain text.
+static bool read_include(struct nib_generation *g, const struct nib_fields *fields)
+{
+    const json_t *include = NULL;
+    if (!nib_field_array(fields, "include", 16, &include))
+        return false;
+    for (size_t i = 0; i < json_array_size(include); i++) {
+        const char *name = json_string_value(json_array_get(include, i));
+        char place[24];
+        snprintf(place, sizeof place, "include[%zu]", i);
+        if (!name)
+            return nib_field_fail(fields, place, "invalid_type", "'%s' must be a string.", place);
+        if (strcmp(name, "message.output_text.logprobs") == 0)
+            g->logprobs = true;
+        else if (strcmp(name, "reasoning.encrypted_content") != 0)
+            return nib_field_fail(fields, place, "unsupported_value", "'%s' is '%.60s', which there is not here.",
+                                  place, name);
+    }
+    if (!nib_field_int(fields, "top_logprobs", 0, NIB_MAX_TOP_LOGPROBS, &g->top_logprobs))
+        return false;
+    return !nib_field(fields, "top_logprobs") || g->logprobs ||
+           nib_field_fail(fields, "top_logprobs", "invalid_value",
+                          "'top_logprobs' needs 'message.output_text.logprobs' in 'include'.");
+}
+
 static bool read_request(struct nib_generation *g, struct nib_chat_request *request,
                          const struct nib_fields *fields)
 {
@@ -270,16 +304,18 @@ static bool read_request(struct nib_generation *g, struct nib_chat_request *requ
                                       "reasoning",
                                       "text",
                                       "store",
+                                      "include",
+                                      "top_logprobs",
                                       NULL};
     static const char *const ignored[] = {
-        "user",    "metadata", "service_tier", "prompt_cache_key", "safety_identifier", "truncation",
-        "include", NULL};
+        "user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier", "truncation", NULL};
     struct response *r = g->state;
     r->store = true;
     bool read = nib_generation_only(fields, own, ignored) && nib_generation_read(g, fields) &&
                 nib_field_int(fields, "max_output_tokens", 1, INT32_MAX, &g->max_tokens) &&
-                nib_field_bool(fields, "store", &r->store) && read_parts(request, fields) &&
-                nib_read_tools(request, fields, true) && read_input(g, request, fields);
+                nib_field_bool(fields, "store", &r->store) && read_include(g, fields) &&
+                read_parts(request, fields) && nib_read_tools(request, fields, true) &&
+                read_input(g, request, fields);
     return read && (g->n == 1 || nib_field_fail(fields, "n", "unsupported_value", "'n' can only be 1 here."));
 }
 
@@ -298,6 +334,7 @@ void nib_serve_responses(struct nib_server *server, struct nib_exchange *exchang
         g->state = state;
         g->free_state = free_response;
         state->output = json_array();
+        state->logprobs = json_array();
         served = nib_generation_chats(g, &error) && nib_fields_open(&fields, json, &error, "%s", "") &&
                  read_request(g, &request, &fields) && nib_generation_encode(g, &request, "input", &error) &&
                  nib_generation_submit(g, "input", &error);

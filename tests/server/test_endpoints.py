@@ -114,11 +114,35 @@ class Model(support.unittest.TestCase):
             {"type": "function_call_output", "call_id": call.call_id, "output": '{"translation": "nuvola"}'}], **ask)
         self.assertIn("nuvola", second.output_text)
 
+    def test_response_with_logprobs(self):
+        ask = {"model": "tiny-gpt-oss", "input": SUM, "temperature": 0, "reasoning": {"effort": "low"}, "top_logprobs": 3,
+               "include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
+        part = self.client.responses.create(**ask).output[-1].content[0]
+        self.assertEqual("".join(t.token for t in part.logprobs), part.text)
+        for token in part.logprobs:
+            self.assertEqual((len(token.top_logprobs), token.top_logprobs[0].token), (3, token.token))
+            self.assertTrue(all(t.logprob <= 0 for t in [token, *token.top_logprobs]))
+        chat = self.server.chat(messages=user(SUM), temperature=0, reasoning_effort="low", logprobs=True, top_logprobs=3)
+        self.assertEqual([t.model_dump() for t in part.logprobs], chat["choices"][0]["logprobs"]["content"])
+        events = [e for _, e in self.server.stream("/v1/responses", **ask)]
+        for kind in "response.output_text.delta", "response.output_text.done":
+            tokens = [t["token"] for e in events if e["type"] == kind for t in e["logprobs"]]
+            self.assertEqual("".join(tokens), part.text)
+        self.assertEqual(events[-1]["response"]["output"][-1]["content"][0]["logprobs"], chat["choices"][0]["logprobs"]["content"])
+        del ask["top_logprobs"]
+        self.assertEqual(self.client.responses.create(**ask).output[-1].content[0].logprobs[0].top_logprobs, [])
+        del ask["include"]
+        self.assertEqual(self.client.responses.create(**ask).output[-1].content[0].logprobs, [])
+
     def test_response_errors(self):
         for body, param in (({}, "input"), ({"input": []}, "input"), ({"input": "x", "wrong": 1}, "wrong"),
                             ({"input": [{"type": "image"}]}, "input[0].type"), ({"input": "x", "reasoning": {"effort": "no"}}, "reasoning.effort"),
                             ({"input": [{"type": "function_call_output", "call_id": "a", "output": ""}]}, "input[0].call_id"),
-                            ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema")):
+                            ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+                            ({"input": "x", "include": "logprobs"}, "include"), ({"input": "x", "include": [1]}, "include[0]"),
+                            ({"input": "x", "include": ["message.output_text.logprobs", "web_search_call.action.sources"]}, "include[1]"),
+                            ({"input": "x", "top_logprobs": 2}, "top_logprobs"),
+                            ({"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs")):
             status, _, text = self.server.request("/v1/responses", body)
             self.assertEqual((status, json.loads(text)["error"]["param"]), (400, param), text)
 
