@@ -83,9 +83,10 @@ static void draws_follow_the_definition(void **state)
 {
     (void)state;
     const struct nib_sampling cases[] = {
-        {1.0f, 0, 1.0f, 0, 1},    {0.7f, 5, 1.0f, 0, 2},   {1.5f, 0, 0.6f, 0, 3},   {1.0f, 0, 0.95f, 0, 4},
-        {1.0f, 0, 1.0f, 0.1f, 5}, {0.8f, 7, 0.8f, 0, 6},   {1.0f, 1, 1.0f, 0, 7},   {2.0f, 0, 0.05f, 0, 8},
-        {1.0f, 1000, 0.9f, 0, 9}, {0.3f, 0, 0.99f, 0, 10}, {5.0f, 20, 1.0f, 0, 11},
+        {1.0f, 0, 1.0f, 0, 1},      {0.7f, 5, 1.0f, 0, 2},    {1.5f, 0, 0.6f, 0, 3},   {1.0f, 0, 0.95f, 0, 4},
+        {1.0f, 0, 1.0f, 0.1f, 5},   {0.8f, 7, 0.8f, 0, 6},    {1.0f, 1, 1.0f, 0, 7},   {2.0f, 0, 0.05f, 0, 8},
+        {1.0f, 1000, 0.9f, 0, 9},   {0.3f, 0, 0.99f, 0, 10},  {5.0f, 20, 1.0f, 0, 11}, {1.0f, 0, 0.7f, 0.05f, 12},
+        {1.0f, 30, 0.9f, 0.2f, 13}, {100.0f, 0, 0.5f, 0, 14},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fill_logits((uint32_t)i + 1);
@@ -105,6 +106,31 @@ static void greedy_takes_the_lowest_id_among_equals(void **state)
     assert_int_equal(nib_sampler_pick(&sampler, NULL, infinite, 3), 1);
     float numberless[3] = {NAN, NAN, NAN};
     assert_int_equal(nib_sampler_pick(&sampler, NULL, numberless, 3), -1);
+}
+
+static void extreme_logits_and_temperatures_have_tokens(void **state)
+{
+    (void)state;
+    const float rows[][5] = {{-INFINITY, 1e38f, -1e38f, NAN, 0},
+                             {-INFINITY, -INFINITY, 5, -INFINITY, 5},
+                             {1e-38f, 0, -1e-38f, NAN, NAN},
+                             {-3e38f, -3e38f, 3e38f, 3e38f, 0}};
+    const float temperatures[] = {1e-45f, 1e-6f, 1e-3f, 1, 100};
+    struct nib_sampler_scratch scratch;
+    assert_int_equal(nib_sampler_scratch_alloc(&scratch, 5, NULL), NIB_OK);
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+        for (size_t t = 0; t < sizeof temperatures / sizeof *temperatures; t++)
+            for (int cut = 0; cut < 4; cut++) {
+                struct nib_sampler sampler;
+                nib_sampler_init(&sampler, &(struct nib_sampling){temperatures[t], cut == 1 ? 3 : 0,
+                                                                  cut == 2 ? 0.5f : 1, cut == 3 ? 0.1f : 0, 1});
+                for (int i = 0; i < 20; i++) {
+                    int32_t token = nib_sampler_pick(&sampler, &scratch, rows[r], 5);
+                    assert_in_range(token, 0, 4);
+                    assert_true(isfinite(rows[r][token])); // what was masked or is no number is not drawn
+                }
+            }
+    nib_sampler_scratch_free(&scratch);
 }
 
 static void the_same_seed_repeats(void **state)
@@ -175,8 +201,11 @@ static void impossible_options_are_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(draws_follow_the_definition),  cmocka_unit_test(greedy_takes_the_lowest_id_among_equals),
-        cmocka_unit_test(the_same_seed_repeats),        cmocka_unit_test(logprobs_are_normalised_and_sorted),
+        cmocka_unit_test(draws_follow_the_definition),
+        cmocka_unit_test(greedy_takes_the_lowest_id_among_equals),
+        cmocka_unit_test(extreme_logits_and_temperatures_have_tokens),
+        cmocka_unit_test(the_same_seed_repeats),
+        cmocka_unit_test(logprobs_are_normalised_and_sorted),
         cmocka_unit_test(impossible_options_are_named),
     };
     return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
