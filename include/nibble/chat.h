@@ -60,9 +60,10 @@ struct nib_as_written; // how a parsed message stood in its stream, see nib_chat
 // from it. A parser's messages point into the parser and live as long as it does.
 struct nib_message {
     enum nib_role role;
-    struct nib_text name;      // a tool's full name, "functions.get_weather"; for other roles an author's, rarely
-    struct nib_text recipient; // a tool's full name makes it a call; "assistant" stands on a tool's result
-    struct nib_text channel;   // "analysis", "commentary" or "final"
+    struct nib_text name; // a tool's full name, "functions.get_weather"; for other roles an author's, rarely
+    struct nib_text id;   // of a call, and of the result that answers it; formats without such ids leave it empty
+    struct nib_text recipient;    // a tool's full name makes it a call; "assistant" stands on a tool's result
+    struct nib_text channel;      // "analysis", "commentary" or "final"
     struct nib_text content_type; // "json"
     struct nib_text text;         // what was said, a call's arguments, a tool's result
     bool constrained;             // the content type stands behind a <|constrain|> token
@@ -101,9 +102,10 @@ struct nib_response_format {
     struct nib_text schema; // JSON text, written as it is
 };
 
-enum nib_effort { NIB_EFFORT_UNSAID, NIB_EFFORT_LOW, NIB_EFFORT_MEDIUM, NIB_EFFORT_HIGH };
+// NONE asks for an answer without reasoning; a format that cannot say so refuses it. Most know no other degrees.
+enum nib_effort { NIB_EFFORT_UNSAID, NIB_EFFORT_NONE, NIB_EFFORT_LOW, NIB_EFFORT_MEDIUM, NIB_EFFORT_HIGH };
 
-// "low", "medium" or "high"; anything else is false and leaves `effort` alone.
+// "none", "low", "medium" or "high"; anything else is false and leaves `effort` alone.
 bool nib_effort_from_name(const char *name, enum nib_effort *effort);
 
 // A prompt: what its system and developer messages say, and the messages behind them. An empty field leaves its line
@@ -124,7 +126,7 @@ struct nib_conversation {
     size_t response_count;
     const struct nib_message *messages; /* [message_count] behind those two, in order */
     size_t message_count;
-    bool keep_reasoning;             // off: reasoning before the last final answer is left out
+    bool keep_reasoning;             // off: reasoning of earlier turns is left out as the format does it
     bool no_reply;                   // off: the prompt ends where the assistant's next message begins
     const struct nib_message *reply; // NULL, or how that message must begin: its header, and its text so far
 };
@@ -136,9 +138,9 @@ struct nib_conversation nib_conversation_defaults(void);
 // What a chat needs of a tokenizer. `self` is handed to both functions, which several threads may call at once.
 struct nib_vocabulary {
     const void *self;
-    // The id of the control token spelled so, or -1.
+    // The id of the added token spelled so (which no text can become), or -1.
     int32_t (*control)(const void *self, const char *spelling);
-    // The bytes of an ordinary token, valid as long as `self`; empty for a control token or an id it does not know.
+    // The bytes that a token shows, valid as long as `self`; empty for a special token or an id it does not know.
     struct nib_text (*bytes)(const void *self, int32_t token);
 };
 
@@ -151,7 +153,7 @@ struct nib_vocabulary nib_vocabulary_of(const struct nib_tokenizer *tokenizer);
 // One family's way of writing conversations: a table of functions, defined in one file each.
 struct nib_chat_format;
 
-// "harmony", "chatml"; NULL if there is none of that name.
+// "harmony" (gpt-oss), "chatml" (Qwen3), "mimo", "minimax", "kimi", "deepseek"; NULL if there is none of that name.
 const struct nib_chat_format *nib_chat_format_find(const char *name);
 
 // A format over a vocabulary.
@@ -161,18 +163,19 @@ struct nib_chat;
 // vocabulary is copied, its `self` borrowed until nib_chat_close.
 nib_status nib_chat_open(const struct nib_chat_format *format, const struct nib_vocabulary *vocabulary,
                          struct nib_chat **chat, struct nib_error *err);
-// The first format whose control tokens the vocabulary has; NIB_ERR_NOT_FOUND when there is none.
-nib_status nib_chat_open_fitting(const struct nib_vocabulary *vocabulary, struct nib_chat **chat,
-                                 struct nib_error *err);
+// The format of that model_type (of a config.json; NULL if unknown), if the vocabulary has its control tokens, or else the
+// first whose control tokens it has; NIB_ERR_NOT_FOUND when there is none.
+nib_status nib_chat_open_fitting(const struct nib_vocabulary *vocabulary, const char *model_type,
+                                 struct nib_chat **chat, struct nib_error *err);
 void nib_chat_close(struct nib_chat *chat);
+const char *nib_chat_name(const struct nib_chat *chat); // of its format
 
 // The tokens at which sampling stops. Owned by the chat.
 const int32_t *nib_chat_stop_tokens(const struct nib_chat *chat, size_t *count);
 
 // ---- rendering
 
-// Text to be encoded, each piece by itself and without recognising control tokens in it; or, when the text is empty,
-// one control token.
+// Text to be encoded without recognising control tokens in it; or, when the text is empty, one control token.
 struct nib_piece {
     struct nib_text text;
     int32_t control;
@@ -184,6 +187,7 @@ struct nib_pieces {
     struct nib_piece *items; /* [count] */
     size_t count, capacity;
     size_t reply_from; // the first piece behind the reply's author: where a parser FROM_REPLY begins to read
+    bool joined;       // neighbouring texts are encoded as one, but for those on both sides of reply_from
     struct nib_arena *arena;
 };
 
@@ -195,11 +199,12 @@ nib_status nib_pieces_encode(const struct nib_pieces *pieces, size_t first, cons
                              struct nib_token_list *list, struct nib_error *err);
 
 // Appends the prompt for a conversation. History is normalised: a message ends as its role and recipient demand
-// (never with the model's own end of turn), messages of the channel "analysis" before the last one of the channel
-// "final" are left out unless keep_reasoning (so a loop of calls that has not led to an answer keeps its reasoning),
-// and what `written` records is ignored.
-// Errors: NIB_ERR_ARGUMENT for parameters that are not JSON (naming the tool) or a tool's message without its name,
-// NIB_ERR_LIMIT for a schema nested more than 64 deep. On failure `pieces` holds a part and is still freed as usual.
+// (never with the model's own end of turn), reasoning of earlier turns is left out unless keep_reasoning (harmony and Kimi:
+// before the last answer, so a loop of calls that has not led to one keeps it; others: before the last question), and
+// what `written` records is ignored.
+// Errors: NIB_ERR_ARGUMENT for parameters that are not JSON (naming the tool), a tool's message without its name, or an
+// effort that the format cannot ask for; NIB_ERR_LIMIT for a schema nested more than 64 deep. On failure `pieces` holds a
+// part and is still freed as usual.
 nib_status nib_chat_render(const struct nib_chat *chat, const struct nib_conversation *conversation,
                            struct nib_pieces *pieces, struct nib_error *err);
 
@@ -268,9 +273,16 @@ struct nib_chat_parser;
 // token; without a start token the author is the assistant; text where a header belongs is a header if it ends in
 // <|message|>, and otherwise the part that is not one becomes the message's text (so a bare "Hello" is an answer
 // without channel); <|channel|> inside a text begins the next message; any other control token that means nothing
-// where it stands is kept as a mark.
+// where it stands is kept as a mark. The other formats: a turn ends where the next begins; a tag inside a text where it
+// means nothing is text; a call that cannot be read, or is cut off, is shown as the text that it is.
 nib_status nib_chat_parser_create(const struct nib_chat *chat, enum nib_chat_from from, nib_chat_handler handler,
                                   void *context, struct nib_chat_parser **parser, struct nib_error *err);
+
+// The tools whose schemas say of what type an argument is, for formats that write arguments as bare text (MiMo, MiniMax).
+// Copied. Without them such arguments are strings.
+void nib_chat_parser_set_tools(struct nib_chat_parser *parser, const struct nib_tool *tools /* [count] */,
+                               size_t count);
+
 nib_status nib_chat_parser_push(struct nib_chat_parser *parser, int32_t token, struct nib_error *err);
 
 // The stream is over: an open message ends with NIB_END_TRUNCATED. Idempotent; push must not follow.

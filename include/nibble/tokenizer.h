@@ -34,14 +34,17 @@ struct nib_tokenizer_preset {
     const char *pattern;                    // split pattern in the regex syntax tiktoken uses
     const struct nib_named_token *specials; // [special_count]
     size_t special_count;
+    size_t reserved; // so many ids behind the ranks are special; one without a name is <|reserved_token_ID|>
 };
 
-// A built-in preset ("o200k_harmony": gpt-oss's tokenizer on the ranks of o200k_base), or NULL.
+// A built-in preset, or NULL: "o200k_harmony", gpt-oss's tokenizer on the ranks of o200k_base; "kimi_k2", Kimi's on its
+// tiktoken.model, with the special tokens of Kimi-K2-Instruct.
 const struct nib_tokenizer_preset *nib_tokenizer_preset_find(const char *name);
 
 // Opens `path`: a tokenizer.json, a rank file (*.tiktoken, tiktoken.model), or a folder, which is searched for
-// tokenizer.json, then for one *.tiktoken, then for tiktoken.model. A rank file needs `preset`; a tokenizer.json
-// ignores it. NIB_ERR_UNSUPPORTED names whatever in a tokenizer.json is not byte-level BPE (another model type, a
+// tokenizer.json, then for one *.tiktoken, then for tiktoken.model. A rank file's pattern and specials come from `preset`,
+// or without one from its name: *.tiktoken is o200k_harmony; tiktoken.model is kimi_k2, whose specials a
+// tokenizer_config.json beside it names. A tokenizer.json needs no preset. NIB_ERR_UNSUPPORTED names whatever in a tokenizer.json is not byte-level BPE (another model type, a
 // normalizer, another pre-tokenizer, regex syntax outside the common ground). The caller closes *tokenizer.
 nib_status nib_tokenizer_open(struct nib_tokenizer **tokenizer, const char *path,
                               const struct nib_tokenizer_preset *preset, struct nib_error *err);

@@ -74,6 +74,14 @@ nib_status answer_begin(struct answer *answer, const struct nib_tokenizer *token
     return begin_message(answer, &plain, err);
 }
 
+nib_status answer_preset(struct answer *answer, const int32_t *tokens, size_t count, struct nib_error *err)
+{
+    nib_status status = NIB_OK;
+    for (size_t i = 0; i < count && !status; i++)
+        status = nib_chat_parser_push(answer->parser, tokens[i], err);
+    return status;
+}
+
 // Bytes that are no whole characters become U+FFFD.
 static json_t *text_json(struct nib_text text)
 {
@@ -154,9 +162,12 @@ void answer_free(struct answer *answer)
 
 bool answer_calls_tool(const struct answer *answer)
 {
-    size_t count = answer->messages.count;
-    return count && message_is_call(&answer->messages.items[count - 1].message) &&
-           answer->messages.items[count - 1].message.end == NIB_END_CALL;
+    bool calls = false;
+    for (size_t i = 0; i < answer->messages.count; i++) {
+        const struct nib_message *message = &answer->messages.items[i].message;
+        calls |= message_is_call(message) && message->end == NIB_END_CALL;
+    }
+    return calls;
 }
 
 // ---- JSON ----

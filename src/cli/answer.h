@@ -28,6 +28,9 @@ struct answer {
 nib_status answer_begin(struct answer *answer, const struct nib_tokenizer *tokenizer, const struct nib_chat *chat,
                         struct nib_stop_strings *stop, const struct show *show, bool logprobs,
                         struct nib_error *err);
+// Tokens that stand in the prompt but begin the answer (a thought that the prompt opens).
+nib_status answer_preset(struct answer *answer, const int32_t *tokens /* [count] */, size_t count,
+                         struct nib_error *err);
 bool answer_token(void *answer, const struct nib_event *event); // for generation.on_token
 // Takes the stop token (-1: none) and ends what is open.
 nib_status answer_end(struct answer *answer, int32_t stop_token, struct nib_error *err);

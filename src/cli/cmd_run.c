@@ -48,15 +48,11 @@ static nib_status choose_sampling(const struct wishes *wishes, const struct sess
 
 static nib_status open_chat(struct talk *talk, const char *model, struct nib_error *err)
 {
-    struct nib_vocabulary vocabulary = nib_vocabulary_of(talk->session.tokenizer);
-    struct nib_error why;
-    nib_status status = nib_chat_open_fitting(&vocabulary, &talk->chat, &why);
-    if (status == NIB_ERR_NOT_FOUND)
-        return nib_fail(err, NIB_ERR_UNSUPPORTED, "%s: nibble cannot chat with it (%s); --raw completes text",
-                        model, why.message);
-    if (status)
-        *err = why;
-    return status;
+    talk->chat = talk->session.chat;
+    return talk->chat
+               ? NIB_OK
+               : nib_fail(err, NIB_ERR_UNSUPPORTED, "%s: nibble cannot chat with it (%s); --raw completes text",
+                          model, talk->session.no_chat.message);
 }
 
 static nib_status open_talk(struct talk *talk, const struct wishes *wishes, struct nib_error *err)
@@ -77,7 +73,6 @@ static void close_talk(struct talk *talk)
 {
     messages_free(&talk->dialogue.messages);
     nib_stop_strings_free(&talk->stop);
-    nib_chat_close(talk->chat);
     session_close(&talk->session);
 }
 
@@ -102,7 +97,7 @@ static nib_status read_stdin(struct nib_bytes *text, struct nib_error *err)
 }
 
 static nib_status make_prompt(struct talk *talk, const struct wishes *wishes, struct nib_token_list *prompt,
-                              struct nib_error *err)
+                              size_t *begun, struct nib_error *err)
 {
     struct nib_bytes piped = {0};
     struct nib_text text = nib_text_of(wishes->prompt);
@@ -118,7 +113,7 @@ static nib_status make_prompt(struct talk *talk, const struct wishes *wishes, st
         status =
             nib_tokenizer_encode(talk->session.tokenizer, text.bytes, text.size, NIB_ENCODE_SPECIAL, prompt, err);
     else if (!status && !(status = messages_add(&talk->dialogue.messages, &question, err)))
-        status = dialogue_prompt(&talk->dialogue, talk->chat, talk->session.tokenizer, prompt, err);
+        status = dialogue_prompt(&talk->dialogue, talk->chat, talk->session.tokenizer, prompt, begun, err);
     nib_bytes_free(&piped);
     return status;
 }
@@ -143,10 +138,11 @@ static int answer_once(struct talk *talk, const struct wishes *wishes, double lo
     struct answer answer = {0};
     struct generation generation;
     struct nib_error err;
-    nib_status status = make_prompt(talk, wishes, &prompt, &err);
+    size_t begun = 0;
+    nib_status status = make_prompt(talk, wishes, &prompt, &begun, &err);
     interrupt_catch();
     if (!status)
-        status = talk_answer(talk, &prompt, &answer, &generation, &err);
+        status = talk_answer(talk, &prompt, begun, &answer, &generation, &err);
     int code = 0;
     if (status)
         code = report_error(&err);
@@ -188,7 +184,7 @@ int cmd_run(int argc, char **argv)
         {"--prompt", NIB_OPTION_STRING, &w.prompt, "TEXT", "answer this and exit; - reads standard input", 0, 0},
         {"--raw", NIB_OPTION_FLAG, &w.raw, NULL, "complete the prompt as it is; control tokens in it count", 0, 0},
         {"--system", NIB_OPTION_STRING, &w.system, "TEXT", "instructions for the model", 0, 0},
-        {"--reasoning", NIB_OPTION_CHOICE, &w.reasoning, "low|medium|high", "how much it thinks first", 0, 0},
+        {"--reasoning", NIB_OPTION_CHOICE, &w.reasoning, "none|low|medium|high", "how much it thinks first", 0, 0},
         {"--hide-reasoning", NIB_OPTION_FLAG, &w.hide_reasoning, NULL, "do not show what it thinks", 0, 0},
         {"--max-tokens", NIB_OPTION_INT, &talk.max_tokens, "N", "of an answer; 0: what the context holds", 0,
          1 << 30},

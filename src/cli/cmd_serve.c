@@ -55,28 +55,24 @@ static void serve_until_signal(struct nib_server *server, const sigset_t *signal
 static nib_status serve(struct serve *s, sigset_t *signals, struct nib_error *err)
 {
     struct session session;
-    struct nib_chat *chat = NULL;
     struct nib_engine_backend *engine = NULL;
     struct nib_backend backend;
     struct nib_server *server;
     nib_status status = session_open(&session, s->model, &s->session, err);
     if (status)
         return status;
-    struct nib_vocabulary vocabulary = nib_vocabulary_of(session.tokenizer);
-    struct nib_error why;
-    if (nib_chat_open_fitting(&vocabulary, &chat, &why))
-        fprintf(stderr, "nibble: %s; this model only completes\n", why.message);
+    if (!session.chat)
+        fprintf(stderr, "nibble: %s; this model only completes\n", session.no_chat.message);
     s->server.stop_tokens = session.stop_tokens;
     s->server.n_stop_tokens = session.n_stop_tokens;
     status = session_sampling(&session, &s->server.sampling, err);
     if (!status)
         status = nib_engine_backend_open(session.engine, &engine, &backend, err);
     if (!status)
-        status = nib_server_start(&s->server, &backend, chat, session.tokenizer, &server, err);
+        status = nib_server_start(&s->server, &backend, session.chat, session.tokenizer, &server, err);
     if (!status)
         serve_until_signal(server, signals, (double)s->grace);
     nib_engine_backend_close(engine);
-    nib_chat_close(chat);
     session_close(&session);
     return status;
 }

@@ -24,13 +24,14 @@ nib_status messages_add(struct messages *messages, const struct nib_message *mes
         messages->items = items;
         messages->capacity = capacity;
     }
-    size_t size =
-        message->name.size + message->recipient.size + message->channel.size + message->content_type.size;
+    size_t size = message->name.size + message->id.size + message->recipient.size + message->channel.size +
+                  message->content_type.size;
     struct kept_message kept = {.message = *message, .fields = malloc(size + 1)};
     if (!kept.fields)
         return nib_fail_memory(err, size, "a message");
     char *at = kept.fields;
     kept.message.name = keep(&at, message->name);
+    kept.message.id = keep(&at, message->id);
     kept.message.recipient = keep(&at, message->recipient);
     kept.message.channel = keep(&at, message->channel);
     kept.message.content_type = keep(&at, message->content_type);
@@ -76,7 +77,7 @@ void messages_free(struct messages *messages)
 }
 
 nib_status dialogue_prompt(const struct dialogue *dialogue, const struct nib_chat *chat,
-                           const struct nib_tokenizer *tokenizer, struct nib_token_list *prompt,
+                           const struct nib_tokenizer *tokenizer, struct nib_token_list *prompt, size_t *begun,
                            struct nib_error *err)
 {
     char date[16] = "";
@@ -98,8 +99,13 @@ nib_status dialogue_prompt(const struct dialogue *dialogue, const struct nib_cha
     conversation.message_count = count;
     struct nib_pieces pieces = {0};
     nib_status status = nib_chat_render(chat, &conversation, &pieces, err);
+    struct nib_token_list reply = {0};
     if (!status)
         status = nib_pieces_encode(&pieces, 0, tokenizer, prompt, err);
+    if (!status)
+        status = nib_pieces_encode(&pieces, pieces.reply_from, tokenizer, &reply, err);
+    *begun = reply.count;
+    nib_token_list_free(&reply);
     nib_pieces_free(&pieces);
     free(messages);
     return status;

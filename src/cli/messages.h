@@ -7,7 +7,7 @@
 
 struct kept_message {
     struct nib_message message; // points into the two below
-    char *fields;               // name, recipient, channel and content type, one behind the other
+    char *fields;               // name, id, recipient, channel and content type, one behind the other
     struct nib_bytes text;
 };
 
@@ -43,9 +43,9 @@ struct dialogue {
     enum nib_effort effort;
 };
 
-// Appends the ids of the prompt for the model's next message.
+// Appends the ids of the prompt for the model's next message, the last `*begun` of which begin that message.
 nib_status dialogue_prompt(const struct dialogue *dialogue, const struct nib_chat *chat,
-                           const struct nib_tokenizer *tokenizer, struct nib_token_list *prompt,
+                           const struct nib_tokenizer *tokenizer, struct nib_token_list *prompt, size_t *begun,
                            struct nib_error *err);
 
 #endif

@@ -36,10 +36,24 @@ static void on_plan(void *user, const struct nib_memory_plan *plan)
 
 nib_status open_tokenizer(const char *folder, struct nib_tokenizer **tokenizer, struct nib_error *err)
 {
-    return nib_tokenizer_open(tokenizer, folder, nib_tokenizer_preset_find("o200k_harmony"), err);
+    return nib_tokenizer_open(tokenizer, folder, NULL, err);
 }
 
-// Ids from the configs; a folder without any still stops at harmony's and ChatML's ends of turn.
+static nib_status open_chat(struct session *session, struct nib_error *err)
+{
+    const struct nib_config *config = nib_checkpoint_config(nib_engine_checkpoint(session->engine));
+    struct nib_vocabulary vocabulary = nib_vocabulary_of(session->tokenizer);
+    const char *model_type = NULL;
+    nib_status status = config ? nib_config_string_or(config, "model_type", NULL, &model_type, err) : NIB_OK;
+    if (status)
+        return status;
+    status = nib_chat_open_fitting(&vocabulary, model_type, &session->chat, &session->no_chat);
+    if (status && status != NIB_ERR_NOT_FOUND)
+        *err = session->no_chat;
+    return status == NIB_ERR_NOT_FOUND ? NIB_OK : status;
+}
+
+// Ids from the configs; and, whatever they say, those that end a turn in the chat format.
 static nib_status read_stop_tokens(struct session *session, struct nib_error *err)
 {
     int capacity = (int)(sizeof session->stop_tokens / sizeof *session->stop_tokens), count = 0;
@@ -47,14 +61,14 @@ static nib_status read_stop_tokens(struct session *session, struct nib_error *er
                                                capacity, &count, err);
     if (status)
         return status;
-    static const char *const ends[] = {"<|return|>", "<|call|>", "<|endoftext|>", "<|im_end|>"};
-    for (size_t i = 0; i < sizeof ends / sizeof *ends && count < capacity; i++) {
-        int32_t id = nib_tokenizer_find_added(session->tokenizer, ends[i]);
-        bool known = id < 0;
+    size_t n_ends = 0;
+    const int32_t *ends = session->chat ? nib_chat_stop_tokens(session->chat, &n_ends) : NULL;
+    for (size_t i = 0; i < n_ends && count < capacity; i++) {
+        bool known = false;
         for (int j = 0; j < count; j++)
-            known |= session->stop_tokens[j] == id;
+            known |= session->stop_tokens[j] == ends[i];
         if (!known)
-            session->stop_tokens[count++] = id;
+            session->stop_tokens[count++] = ends[i];
     }
     session->n_stop_tokens = count;
     return NIB_OK;
@@ -95,6 +109,8 @@ nib_status session_open(struct session *session, const char *path, const struct 
     if (!status)
         status = open_tokenizer(path, &session->tokenizer, err);
     if (!status)
+        status = open_chat(session, err);
+    if (!status)
         status = read_stop_tokens(session, err);
     if (status) {
         session_close(session);
@@ -126,6 +142,7 @@ nib_status session_sampling(const struct session *session, struct nib_sampling *
 
 void session_close(struct session *session)
 {
+    nib_chat_close(session->chat);
     nib_engine_close(session->engine);
     nib_tokenizer_close(session->tokenizer);
     memset(session, 0, sizeof *session);

@@ -1,7 +1,8 @@
-// What the commands that run a model open together: engine, tokenizer, and the tokens that end an answer.
+// What the commands that run a model open together: engine, tokenizer, chat format, and the tokens that end an answer.
 #ifndef NIB_CLI_SESSION_H
 #define NIB_CLI_SESSION_H
 
+#include "nibble/chat.h"
 #include "nibble/engine.h"
 #include "nibble/tokenizer.h"
 
@@ -24,6 +25,8 @@ enum nib_precision precision_of(const char *name);
 struct session {
     struct nib_engine *engine;
     struct nib_tokenizer *tokenizer;
+    struct nib_chat *chat;    // in the format that the model and its vocabulary choose; NULL: there is none
+    struct nib_error no_chat; // then: why
     int32_t stop_tokens[16];
     int32_t n_stop_tokens;
 };
@@ -40,7 +43,7 @@ nib_status session_sampling(const struct session *session, struct nib_sampling *
 // The engine's memory plan as one line on stderr.
 void print_memory_plan(const struct nib_memory_plan *plan);
 
-// The tokenizer of a checkpoint folder: tokenizer.json, or OpenAI's ranks with the built-in pattern.
+// The tokenizer of a checkpoint folder.
 nib_status open_tokenizer(const char *folder, struct nib_tokenizer **tokenizer, struct nib_error *err);
 
 #endif

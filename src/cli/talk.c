@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-nib_status talk_answer(struct talk *talk, const struct nib_token_list *prompt, struct answer *answer,
+nib_status talk_answer(struct talk *talk, const struct nib_token_list *prompt, size_t begun, struct answer *answer,
                        struct generation *generation, struct nib_error *err)
 {
     *generation = (struct generation){
@@ -17,6 +17,8 @@ nib_status talk_answer(struct talk *talk, const struct nib_token_list *prompt, s
     };
     nib_status status = answer_begin(answer, talk->session.tokenizer, talk->chat, &talk->stop, &talk->show,
                                      talk->top_logprobs >= 0, err);
+    if (!status)
+        status = answer_preset(answer, prompt->ids + prompt->count - begun, begun, err);
     if (status)
         return status;
     status = generate(&talk->session, generation, err);

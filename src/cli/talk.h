@@ -15,8 +15,8 @@ struct talk {
     bool quiet;                       // no figures on stderr
 };
 
-// Answers `prompt`, showing it as it comes. `answer` is begun here and freed by the caller, also after a failure.
-nib_status talk_answer(struct talk *talk, const struct nib_token_list *prompt, struct answer *answer,
+// Answers `prompt`, whose last `begun` tokens begin the answer, showing it as it comes. `answer` is begun here and freed by the caller, also after a failure.
+nib_status talk_answer(struct talk *talk, const struct nib_token_list *prompt, size_t begun, struct answer *answer,
                        struct generation *generation, struct nib_error *err);
 
 // The answer's logprobs as a table, and its length and speed, on stderr.

@@ -82,7 +82,7 @@ static bool run_command(struct talk *talk, const char *input, struct nib_bytes *
             talk->dialogue.instructions = instructions->data;
     } else if ((argument = argument_of(input, "/reasoning"))) {
         if (!nib_effort_from_name(argument, &talk->dialogue.effort))
-            fputs("/reasoning takes low, medium or high\n", stderr);
+            fputs("/reasoning takes none, low, medium or high\n", stderr);
     } else
         fputs("unknown command; /help lists them\n", stderr);
     return true;
@@ -97,11 +97,12 @@ static nib_status converse(struct talk *talk, const struct nib_bytes *input, str
     struct nib_token_list prompt = {0};
     struct answer answer = {0};
     struct generation generation;
+    size_t begun = 0;
     nib_status status = messages_add(said, &question, err);
     if (!status)
-        status = dialogue_prompt(&talk->dialogue, talk->chat, talk->session.tokenizer, &prompt, err);
+        status = dialogue_prompt(&talk->dialogue, talk->chat, talk->session.tokenizer, &prompt, &begun, err);
     if (!status)
-        status = talk_answer(talk, &prompt, &answer, &generation, err);
+        status = talk_answer(talk, &prompt, begun, &answer, &generation, err);
     if (!status) {
         talk_print_figures(talk, &answer, &generation);
         status = messages_add_all(said, &answer.messages, err);
@@ -121,7 +122,7 @@ static nib_status complete(struct talk *talk, const struct nib_bytes *input, str
     nib_status status =
         nib_tokenizer_encode(talk->session.tokenizer, input->data, input->size, NIB_ENCODE_SPECIAL, &prompt, err);
     if (!status)
-        status = talk_answer(talk, &prompt, &answer, &generation, err);
+        status = talk_answer(talk, &prompt, 0, &answer, &generation, err);
     if (!status)
         talk_print_figures(talk, &answer, &generation);
     answer_free(&answer);

@@ -137,6 +137,8 @@ bool nib_generation_encode(struct nib_generation *g, struct nib_chat_request *re
         reply = nib_message_call(nib_function_recipient(request, name), (struct nib_text){0});
         reply.recipient_in_channel = true;
     }
+    g->tools = request->tools;
+    g->n_tools = request->n_tools;
     g->tools_offered = request->tool_choice != NIB_TOOLS_NONE;
     g->one_call = !request->parallel_calls || forced || request->tool_choice == NIB_TOOLS_REQUIRED;
     nib_status status = nib_chat_request_encode(request, g->server->chat, g->server->tokenizer, date.text,

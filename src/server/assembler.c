@@ -5,6 +5,8 @@
 static void tell(struct nib_assembler *a, enum nib_delta_kind kind, struct nib_text text)
 {
     struct nib_delta delta = {.kind = kind, .text = text, .call = a->calls ? a->calls - 1 : 0};
+    if (kind == NIB_DELTA_CALL)
+        delta.id = a->id;
     if (kind != NIB_DELTA_CALL && text.size == 0)
         return;
     if (kind == NIB_DELTA_CONTENT)
@@ -68,6 +70,7 @@ static void begin_message(struct nib_assembler *a, const struct nib_message *mes
     a->status = nib_utf8_stream_push(&utf8, name.bytes, name.size, &a->whole, NULL);
     if (!a->status)
         a->status = nib_utf8_stream_flush(&utf8, &a->whole, NULL);
+    a->id = message->id;
     if (!a->status)
         tell(a, NIB_DELTA_CALL, (struct nib_text){a->whole.data, a->whole.size});
 }

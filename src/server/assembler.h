@@ -24,6 +24,7 @@ enum nib_delta_kind {
 struct nib_delta {
     enum nib_delta_kind kind;
     struct nib_text text; // whole UTF-8 characters, valid during the call
+    struct nib_text id;   // NIB_DELTA_CALL: as the model wrote it, or empty
     size_t call;          // number of the call, from 0
     json_t *logprobs;     // NIB_DELTA_CONTENT: array of its tokens, or NULL; borrowed
 };
@@ -54,6 +55,7 @@ struct nib_assembler {
     bool stopped, enough;
     bool separate; // content has ended; what follows begins on a new line
     size_t calls;
+    struct nib_text id; // of the call that begins, during its delta
     struct nib_utf8_stream utf8;
     struct nib_bytes whole, shown;
     json_t *entries; // log-probabilities of tokens whose text has not been shown

@@ -141,6 +141,7 @@ static bool read_tool_result(struct nib_chat_request *request, const struct nib_
                               "'%stool_call_id' is '%.80s', which no earlier message's tool_calls have.",
                               fields->path, id.bytes);
     struct nib_message message = nib_message_result(nib_function_recipient(request, name), content);
+    message.id = id;
     return nib_chat_request_add(request, &message, fields->error);
 }
 
@@ -148,15 +149,16 @@ static bool read_call(struct nib_chat_request *request, const struct nib_fields 
                       size_t index)
 {
     struct nib_fields outer, inner;
-    struct nib_text name = {0}, arguments = {0};
+    struct nib_text name = {0}, arguments = {0}, id = {0};
     if (!nib_fields_open(&outer, call, fields->error, "%stool_calls[%zu]", fields->path, index) ||
-        !nib_field_require(&outer, "function") ||
+        !nib_field_text(&outer, "id", &id) || !nib_field_require(&outer, "function") ||
         !nib_fields_open(&inner, nib_field(&outer, "function"), fields->error, "%sfunction", outer.path) ||
         !nib_field_require(&inner, "name") || !nib_field_text(&inner, "name", &name) ||
         !nib_field_text(&inner, "arguments", &arguments))
         return false;
     struct nib_message message = nib_message_call(nib_function_recipient(request, name), arguments);
     message.recipient_in_channel = true; // as gpt-oss writes it
+    message.id = id;
     return nib_chat_request_add(request, &message, fields->error);
 }
 
@@ -356,11 +358,11 @@ bool nib_read_tools(struct nib_chat_request *request, const struct nib_fields *f
 
 bool nib_read_effort(struct nib_chat_request *request, const struct nib_fields *fields, const char *name)
 {
-    static const char *const words[] = {"low", "medium", "high", NULL};
-    int word = NIB_EFFORT_MEDIUM - NIB_EFFORT_LOW;
+    static const char *const words[] = {"none", "low", "medium", "high", NULL};
+    int word = NIB_EFFORT_MEDIUM - NIB_EFFORT_NONE;
     if (!nib_field_choice(fields, name, words, &word))
         return false;
-    request->effort = (enum nib_effort)(NIB_EFFORT_LOW + word);
+    request->effort = (enum nib_effort)(NIB_EFFORT_NONE + word);
     return true;
 }
 

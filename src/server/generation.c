@@ -206,7 +206,21 @@ static bool append(struct nib_choice *choice, struct nib_bytes *buffer, struct n
     return !status;
 }
 
-static bool begin_call(struct nib_choice *choice, struct nib_text name)
+// The model's own, if it is not too long and no call of the answer has it.
+static struct nib_unique_id id_of_call(const struct nib_choice *choice, struct nib_text id)
+{
+    struct nib_unique_id own = {0};
+    bool usable = id.size > 0 && id.size < sizeof own.text;
+    for (size_t i = 0; usable && i < id.size; i++) {
+        own.text[i] = id.bytes[i];
+        usable = id.bytes[i] > ' ' && id.bytes[i] < 0x7f;
+    }
+    for (size_t i = 0; i < choice->n_calls; i++)
+        usable = usable && strcmp(choice->calls[i].id.text, own.text) != 0;
+    return usable ? own : nib_make_id("call_");
+}
+
+static bool begin_call(struct nib_choice *choice, struct nib_text name, struct nib_text id)
 {
     if (choice->n_calls == choice->calls_capacity) {
         size_t capacity = 4 + 2 * choice->calls_capacity;
@@ -218,8 +232,9 @@ static bool begin_call(struct nib_choice *choice, struct nib_text name)
         choice->calls = calls;
         choice->calls_capacity = capacity;
     }
-    struct nib_called *call = &choice->calls[choice->n_calls++];
-    *call = (struct nib_called){.id = nib_make_id("call_")};
+    struct nib_called *call = &choice->calls[choice->n_calls];
+    *call = (struct nib_called){.id = id_of_call(choice, id)};
+    choice->n_calls++;
     return append(choice, &call->name, name);
 }
 
@@ -238,7 +253,7 @@ static void on_delta(void *context, const struct nib_delta *delta)
             json_array_extend(choice->logprobs, delta->logprobs);
         break;
     case NIB_DELTA_CALL:
-        kept = begin_call(choice, delta->text);
+        kept = begin_call(choice, delta->text, delta->id);
         break;
     case NIB_DELTA_ARGUMENTS:
         kept = append(choice, &choice->calls[choice->n_calls - 1].arguments, delta->text);
@@ -364,6 +379,8 @@ static nib_status init_choice(struct nib_generation *g, int index, uint64_t seed
     choice->logprobs = json_array();
     nib_status status = nib_assembler_init(&choice->assembler, g->chat ? g->server->chat : NULL,
                                            g->server->tokenizer, on_delta, choice, err);
+    if (!status && choice->assembler.parser)
+        nib_chat_parser_set_tools(choice->assembler.parser, g->tools, g->n_tools);
     if (!status && g->n_branches)
         status = guide_choice(choice, err);
     choice->assembler.tools_offered = g->tools_offered;

@@ -62,6 +62,8 @@ struct nib_generation {
     // What may be written; needed until the submit. No branches: anything.
     struct nib_guide_branch *branches; /* [n_branches] */
     size_t n_branches;
+    const struct nib_tool *tools; /* [n_tools] likewise */
+    size_t n_tools;
     const char *schema_field; // blamed when a schema cannot be used
     size_t preset;            // so many last tokens of the prompt belong to the answer
     // Under way.

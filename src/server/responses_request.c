@@ -29,12 +29,14 @@ static bool read_reasoning(struct nib_chat_request *request, const struct nib_fi
 
 static bool read_call(struct nib_chat_request *request, const struct nib_fields *item)
 {
-    struct nib_text name = {0}, arguments = {0};
+    struct nib_text name = {0}, arguments = {0}, id = {0};
     if (!nib_field_require(item, "name") || !nib_field_text(item, "name", &name) ||
-        !nib_field_require(item, "call_id") || !nib_field_text(item, "arguments", &arguments))
+        !nib_field_require(item, "call_id") || !nib_field_text(item, "call_id", &id) ||
+        !nib_field_text(item, "arguments", &arguments))
         return false;
     struct nib_message message = nib_message_call(nib_function_recipient(request, name), arguments);
     message.recipient_in_channel = true;
+    message.id = id;
     return nib_chat_request_add(request, &message, item->error);
 }
 
@@ -64,6 +66,7 @@ static bool read_output(struct nib_chat_request *request, const struct nib_field
         return nib_field_fail(item, "call_id", "invalid_value",
                               "'%scall_id' is '%.80s', which no earlier function_call has.", item->path, id.bytes);
     struct nib_message message = nib_message_result(nib_function_recipient(request, name), output);
+    message.id = id;
     return nib_chat_request_add(request, &message, item->error);
 }
 

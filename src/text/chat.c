@@ -2,9 +2,16 @@
 
 #include "base/error.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
-static const struct nib_chat_format *const formats[] = {&nib_chat_harmony, &nib_chat_chatml, NULL};
+static const struct nib_chat_format *const formats[] = {&nib_chat_harmony,
+                                                        &nib_chat_kimi,
+                                                        &nib_chat_minimax,
+                                                        &nib_chat_deepseek,
+                                                        &nib_chat_mimo,
+                                                        &nib_chat_chatml,
+                                                        NULL};
 
 const struct nib_chat_format *nib_chat_format_find(const char *name)
 {
@@ -37,20 +44,37 @@ nib_status nib_chat_open(const struct nib_chat_format *format, const struct nib_
     return NIB_OK;
 }
 
-nib_status nib_chat_open_fitting(const struct nib_vocabulary *vocabulary, struct nib_chat **chat,
-                                 struct nib_error *err)
+static bool begins(const char *text, const char *beginning)
 {
-    nib_status status = NIB_ERR_NOT_FOUND;
-    for (size_t i = 0; status == NIB_ERR_NOT_FOUND && formats[i]; i++)
-        status = nib_chat_open(formats[i], vocabulary, chat, err);
-    if (status == NIB_ERR_NOT_FOUND)
-        nib_fail(err, status, "the vocabulary has the control tokens of neither harmony nor ChatML");
-    return status;
+    return strncmp(text, beginning, strlen(beginning)) == 0;
+}
+
+nib_status nib_chat_open_fitting(const struct nib_vocabulary *vocabulary, const char *model_type,
+                                 struct nib_chat **chat, struct nib_error *err)
+{
+    char names[256] = "";
+    for (int named = 1; named >= 0; named--)
+        for (size_t i = 0; formats[i]; i++) {
+            const char *models = formats[i]->models;
+            if (named ? !(models && model_type && begins(model_type, models)) : models != NULL)
+                continue;
+            nib_status status = nib_chat_open(formats[i], vocabulary, chat, err);
+            if (status != NIB_ERR_NOT_FOUND)
+                return status;
+            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", *names ? ", " : "",
+                     formats[i]->name);
+        }
+    return nib_fail(err, NIB_ERR_NOT_FOUND, "the vocabulary has the control tokens of no chat format (%s)", names);
 }
 
 void nib_chat_close(struct nib_chat *chat)
 {
     free(chat);
+}
+
+const char *nib_chat_name(const struct nib_chat *chat)
+{
+    return chat->format->name;
 }
 
 const int32_t *nib_chat_stop_tokens(const struct nib_chat *chat, size_t *count)
@@ -115,9 +139,11 @@ struct nib_message nib_message_result(struct nib_text tool, struct nib_text outp
 
 bool nib_effort_from_name(const char *name, enum nib_effort *effort)
 {
-    static const char *const names[] = {
-        [NIB_EFFORT_LOW] = "low", [NIB_EFFORT_MEDIUM] = "medium", [NIB_EFFORT_HIGH] = "high"};
-    for (int i = NIB_EFFORT_LOW; i <= NIB_EFFORT_HIGH; i++)
+    static const char *const names[] = {[NIB_EFFORT_NONE] = "none",
+                                        [NIB_EFFORT_LOW] = "low",
+                                        [NIB_EFFORT_MEDIUM] = "medium",
+                                        [NIB_EFFORT_HIGH] = "high"};
+    for (int i = NIB_EFFORT_NONE; i <= NIB_EFFORT_HIGH; i++)
         if (strcmp(name, names[i]) == 0) {
             *effort = (enum nib_effort)i;
             return true;

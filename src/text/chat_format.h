@@ -11,10 +11,15 @@ struct nib_chat_control {
     const char *spelling;
     bool required; // an optional one that the vocabulary lacks has the id -1
     bool stops;    // sampling ends with it
+    int sign;      // enum nib_sign, in a format of turns
 };
+
+struct nib_turn_grammar;
 
 struct nib_chat_format {
     const char *name;
+    const char *models; // what the model_type of its models begins with; NULL: any model may use it
+    const struct nib_turn_grammar *turns;                // for the parser of chat_turns.c; or NULL
     struct nib_chat_control controls[NIB_CHAT_CONTROLS]; // up to the first without spelling
     nib_status (*render)(const struct nib_chat *, const struct nib_conversation *, struct nib_pieces *,
                          struct nib_error *);
@@ -26,7 +31,8 @@ struct nib_chat_format {
     void (*finish)(struct nib_chat_parser *);
 };
 
-extern const struct nib_chat_format nib_chat_harmony, nib_chat_chatml;
+extern const struct nib_chat_format nib_chat_harmony, nib_chat_chatml, nib_chat_mimo, nib_chat_minimax,
+    nib_chat_kimi, nib_chat_deepseek;
 
 struct nib_chat {
     const struct nib_chat_format *format;
@@ -44,6 +50,9 @@ int nib_chat_control_of(const struct nib_chat *chat, int32_t token);
 bool nib_pieces_put_control(struct nib_pieces *pieces, int32_t token);
 bool nib_pieces_put_borrowed(struct nib_pieces *pieces, struct nib_text text); // an empty text adds nothing
 bool nib_pieces_put_copy(struct nib_pieces *pieces, const char *prefix, struct nib_text text);
+
+// Words of the format itself: where they spell one of its control tokens, that token is put.
+bool nib_pieces_put_words(struct nib_pieces *pieces, const struct nib_chat *chat, const char *words);
 
 // A text with its marks put back where they stood, from byte `from` on.
 bool nib_pieces_put_marked(struct nib_pieces *pieces, struct nib_text text, size_t from,
@@ -65,6 +74,8 @@ struct nib_chat_parser {
     int state;       // the format's own
     bool role_known; // likewise: the open message's role stands in the prompt
     bool failed, finished;
+    const struct nib_tool *tools; /* [tool_count] that calls may go to */
+    size_t tool_count;
     struct nib_arena *arena;
     struct nib_message **messages; /* [count] complete ones */
     size_t count, capacity;
@@ -75,6 +86,7 @@ struct nib_chat_parser {
     struct nib_writer header, text;
     struct nib_marks header_marks, text_marks, stray_marks;
     size_t told; // bytes of text that deltas have carried
+    size_t held; // newlines behind the text that may turn out to stand before a tag
 };
 
 void nib_parser_open(struct nib_chat_parser *parser, bool started);

@@ -18,6 +18,21 @@ nib_status nib_chat_parser_create(const struct nib_chat *chat, enum nib_chat_fro
     return NIB_OK;
 }
 
+void nib_chat_parser_set_tools(struct nib_chat_parser *parser, const struct nib_tool *tools, size_t count)
+{
+    struct nib_tool *copies = nib_arena_copy(&parser->arena, tools, count * sizeof *tools);
+    parser->failed |= !copies;
+    for (size_t i = 0; !parser->failed && i < count; i++) {
+        copies[i].description = (struct nib_text){0};
+        copies[i].name.bytes = nib_arena_copy(&parser->arena, tools[i].name.bytes, tools[i].name.size);
+        copies[i].parameters.bytes =
+            nib_arena_copy(&parser->arena, tools[i].parameters.bytes, tools[i].parameters.size);
+        parser->failed |= !copies[i].name.bytes || !copies[i].parameters.bytes;
+    }
+    parser->tools = copies;
+    parser->tool_count = parser->failed ? 0 : count;
+}
+
 void nib_chat_parser_free(struct nib_chat_parser *parser)
 {
     if (!parser)
@@ -109,7 +124,7 @@ void nib_parser_open(struct nib_chat_parser *parser, bool started)
     parser->open = (struct nib_message){.role = NIB_ROLE_ASSISTANT};
     parser->written =
         (struct nib_as_written){.started = started, .first_token = parser->tokens.count, .end_token = -1};
-    parser->header.buffer.size = parser->text.buffer.size = parser->told = 0;
+    parser->header.buffer.size = parser->text.buffer.size = parser->told = parser->held = 0;
     parser->header_marks.count = parser->text_marks.count = 0;
 }
 

@@ -41,6 +41,40 @@ bool nib_pieces_put_copy(struct nib_pieces *pieces, const char *prefix, struct n
     return nib_pieces_put_borrowed(pieces, (struct nib_text){copy, head.size + text.size});
 }
 
+// The format's control token that `words` begin with, the longest; -1: none.
+static int control_at(const struct nib_chat *chat, const char *words)
+{
+    const struct nib_chat_control *controls = chat->format->controls;
+    int found = -1;
+    size_t longest = 0;
+    for (size_t i = 0; i < chat->control_count; i++) {
+        size_t size = strlen(controls[i].spelling);
+        if (chat->controls[i] >= 0 && size > longest && strncmp(words, controls[i].spelling, size) == 0) {
+            found = (int)i;
+            longest = size;
+        }
+    }
+    return found;
+}
+
+bool nib_pieces_put_words(struct nib_pieces *pieces, const struct nib_chat *chat, const char *words)
+{
+    bool fine = true;
+    size_t plain = 0; // bytes of words that wait to be put
+    while (fine && words[plain]) {
+        int control = control_at(chat, words + plain);
+        if (control < 0) {
+            plain++;
+            continue;
+        }
+        fine = nib_pieces_put_borrowed(pieces, (struct nib_text){words, plain}) &&
+               nib_pieces_put_control(pieces, chat->controls[control]);
+        words += plain + strlen(chat->format->controls[control].spelling);
+        plain = 0;
+    }
+    return fine && nib_pieces_put_borrowed(pieces, (struct nib_text){words, plain});
+}
+
 bool nib_pieces_put_marked(struct nib_pieces *pieces, struct nib_text text, size_t from,
                            const struct nib_mark *marks, size_t count)
 {

@@ -112,23 +112,62 @@ static nib_status find_file(const char *path, char **file, struct nib_error *err
                           "%s: no tokenizer.json, *.tiktoken or tiktoken.model in this folder", path);
 }
 
+// Kimi's preset with the special tokens that a tokenizer_config.json beside the rank file names; `specials` is for the
+// caller to free.
+static nib_status kimi_preset(const char *file, struct nib_tokenizer_preset *preset,
+                              struct nib_named_token **specials, struct nib_error *err)
+{
+    struct nib_map map = {0};
+    size_t count = 0, folder = strlen(file) - strlen(nib_path_base(file));
+    char *config = malloc(folder + sizeof "tokenizer_config.json");
+    *preset = *nib_tokenizer_preset_find("kimi_k2");
+    if (!config)
+        return nib_fail_memory(err, folder, "a path");
+    memcpy(config, file, folder);
+    strcpy(config + folder, "tokenizer_config.json");
+    nib_status status = nib_path_exists(config) ? nib_map_open(&map, config, err) : NIB_OK;
+    if (status == NIB_OK && map.data)
+        status = nib_tokenizer_read_specials((const char *)map.data, (size_t)map.size, config, specials, &count, err);
+    if (*specials) {
+        preset->specials = *specials;
+        preset->special_count = count;
+    }
+    nib_map_close(&map);
+    free(config);
+    return status;
+}
+
+// A rank file without a preset: by its name.
+static nib_status choose_preset(const char *file, struct nib_tokenizer_preset *preset,
+                                struct nib_named_token **specials, struct nib_error *err)
+{
+    if (strcmp(nib_path_base(file), "tiktoken.model") == 0)
+        return kimi_preset(file, preset, specials, err);
+    *preset = *nib_tokenizer_preset_find("o200k_harmony");
+    return NIB_OK;
+}
+
 nib_status nib_tokenizer_open(struct nib_tokenizer **tokenizer, const char *path,
                               const struct nib_tokenizer_preset *preset, struct nib_error *err)
 {
     *tokenizer = NULL;
     char *file = NULL;
     struct nib_map map = {0};
+    struct nib_tokenizer_preset chosen;
+    struct nib_named_token *specials = NULL;
     nib_status status = find_file(path, &file, err);
     bool ranks = file && is_rank_file(file);
-    if (!ranks)
-        preset = NULL;
-    else if (status == NIB_OK && !preset)
-        status = nib_fail(err, NIB_ERR_ARGUMENT, "%s: a rank file has no split pattern, it needs a preset", file);
+    if (status == NIB_OK && ranks && !preset) {
+        status = choose_preset(file, &chosen, &specials, err);
+        preset = &chosen;
+    }
     if (status == NIB_OK)
         status = nib_map_open(&map, file, err);
     if (status == NIB_OK)
-        status = nib_tokenizer_open_memory(tokenizer, map.data, (size_t)map.size, file, preset, err);
+        status =
+            nib_tokenizer_open_memory(tokenizer, map.data, (size_t)map.size, file, ranks ? preset : NULL, err);
     nib_map_close(&map);
+    free(specials);
     free(file);
     return status;
 }

@@ -151,6 +151,13 @@ nib_status nib_tokenizer_read_json(struct nib_tokenizer *tokenizer, const char *
 nib_status nib_tokenizer_read_ranks(struct nib_tokenizer *tokenizer, const char *bytes /* [size] */, size_t size,
                                     const struct nib_tokenizer_preset *preset, struct nib_error *err);
 
+// ---- tokenizer_config.c
+
+// The tokens of a tokenizer_config.json's added_tokens_decoder, {"ID": {"content": TEXT}}. Texts and array are one block
+// for the caller to free; NULL where there is no such object.
+nib_status nib_tokenizer_read_specials(const char *bytes /* [size] */, size_t size, const char *name,
+                                       struct nib_named_token **specials, size_t *count, struct nib_error *err);
+
 // ---- bpe.c
 
 struct nib_bpe_symbol;

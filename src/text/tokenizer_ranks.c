@@ -1,4 +1,5 @@
 // Rank files of tiktoken: lines of a token in base64, a space and its rank, which is its id.
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -31,18 +32,52 @@ static const struct nib_named_token o200k_harmony_specials[] = {
     {"<|endofprompt|>", 200018},
 };
 
+// By their place behind Kimi's 163584 ranks. Vocabularies of models that reason have <think> and </think>, too.
+static const struct nib_named_token kimi_k2_specials[] = {
+    {"[BOS]", 163584},
+    {"[EOS]", 163585},
+    {"<|im_end|>", 163586},
+    {"<|im_user|>", 163587},
+    {"<|im_assistant|>", 163588},
+    {"[EOT]", 163593},
+    {"<|im_system|>", 163594},
+    {"<|tool_calls_section_begin|>", 163595},
+    {"<|tool_calls_section_end|>", 163596},
+    {"<|tool_call_begin|>", 163597},
+    {"<|tool_call_argument_begin|>", 163598},
+    {"<|tool_call_end|>", 163599},
+    {"<|im_middle|>", 163601},
+    {"[UNK]", 163838},
+    {"[PAD]", 163839},
+};
+
 #define O200K_UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define O200K_LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define O200K_ENDING "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 
-static const struct nib_tokenizer_preset presets[] = {{
-    .name = "o200k_harmony",
-    .pattern = "[^\\r\\n\\p{L}\\p{N}]?" O200K_UPPER "*" O200K_LOWER "+" O200K_ENDING
-               "|[^\\r\\n\\p{L}\\p{N}]?" O200K_UPPER "+" O200K_LOWER "*" O200K_ENDING
-               "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-    .specials = o200k_harmony_specials,
-    .special_count = sizeof o200k_harmony_specials / sizeof *o200k_harmony_specials,
-}};
+// The same words, but no Chinese character is part of one.
+#define KIMI_UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]"
+#define KIMI_LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]"
+
+static const struct nib_tokenizer_preset presets[] = {
+    {
+        .name = "o200k_harmony",
+        .pattern = "[^\\r\\n\\p{L}\\p{N}]?" O200K_UPPER "*" O200K_LOWER "+" O200K_ENDING
+                   "|[^\\r\\n\\p{L}\\p{N}]?" O200K_UPPER "+" O200K_LOWER "*" O200K_ENDING
+                   "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+        .specials = o200k_harmony_specials,
+        .special_count = sizeof o200k_harmony_specials / sizeof *o200k_harmony_specials,
+    },
+    {
+        .name = "kimi_k2",
+        .pattern = "[\\p{Han}]+"
+                   "|[^\\r\\n\\p{L}\\p{N}]?" KIMI_UPPER "*" KIMI_LOWER "+" O200K_ENDING
+                   "|[^\\r\\n\\p{L}\\p{N}]?" KIMI_UPPER "+" KIMI_LOWER "*" O200K_ENDING
+                   "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+        .specials = kimi_k2_specials,
+        .special_count = sizeof kimi_k2_specials / sizeof *kimi_k2_specials,
+        .reserved = 256,
+    }};
 
 const struct nib_tokenizer_preset *nib_tokenizer_preset_find(const char *name)
 {
@@ -129,21 +164,31 @@ static nib_status read_lines(struct nib_vocab *vocab, const char *bytes, size_t 
     return status;
 }
 
+static nib_status add_special(struct nib_tokenizer *tokenizer, const char *text, int32_t id, struct nib_error *err)
+{
+    size_t size = strlen(text);
+    nib_status status = nib_vocab_add(&tokenizer->vocab, id, text, size, NIB_TOKEN_SPECIAL, err);
+    if (status == NIB_OK)
+        status = nib_added_set_add(&tokenizer->added[0], &tokenizer->vocab, text, size,
+                                   (struct nib_added_token){.id = id}, err);
+    return status == NIB_OK ? NIB_OK : nib_fail_context(err, "special token %.80s", text);
+}
+
 static nib_status add_specials(struct nib_tokenizer *tokenizer, const struct nib_tokenizer_preset *preset,
                                struct nib_error *err)
 {
+    struct nib_vocab *vocab = &tokenizer->vocab;
     nib_status status = NIB_OK;
-    for (size_t i = 0; status == NIB_OK && i < preset->special_count; i++) {
-        const struct nib_named_token *special = &preset->specials[i];
-        size_t size = strlen(special->text);
-        status = nib_vocab_add(&tokenizer->vocab, special->id, special->text, size, NIB_TOKEN_SPECIAL, err);
-        if (status == NIB_OK)
-            status = nib_added_set_add(&tokenizer->added[0], &tokenizer->vocab, special->text, size,
-                                       (struct nib_added_token){.id = special->id}, err);
-        if (status != NIB_OK)
-            return nib_fail_context(err, "special token %s of preset %s", special->text, preset->name);
+    int64_t first = vocab->size, end = first + (int64_t)preset->reserved;
+    for (size_t i = 0; status == NIB_OK && i < preset->special_count; i++)
+        status = add_special(tokenizer, preset->specials[i].text, preset->specials[i].id, err);
+    for (int64_t id = first; status == NIB_OK && id < end; id++) {
+        char text[48];
+        snprintf(text, sizeof text, "<|reserved_token_%lld|>", (long long)id);
+        if (id >= vocab->size || vocab->tokens[id].flags == 0)
+            status = add_special(tokenizer, text, (int32_t)id, err);
     }
-    return status;
+    return status == NIB_OK ? NIB_OK : nib_fail_context(err, "preset %s", preset->name);
 }
 
 nib_status nib_tokenizer_read_ranks(struct nib_tokenizer *tokenizer, const char *bytes, size_t size,

@@ -326,7 +326,7 @@ class Chat(support.Test):
 
     def test_no_format_fits(self):
         folder = self.folder(("<|start|>", "<|begin|>"))
-        self.fails(run("run", folder, "--prompt", "Hello"), 1, "neither harmony nor ChatML", "--raw")
+        self.fails(run("run", folder, "--prompt", "Hello"), 1, "no chat format", "--raw")
         self.succeeds(run("run", folder, "--prompt", "Hello", "--raw", "--max-tokens", "4"))
 
 

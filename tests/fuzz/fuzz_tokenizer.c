@@ -31,7 +31,8 @@ static struct nib_tokenizer *open_any(const char *file, size_t size)
     require(pattern != NULL);
     memcpy(pattern, file, length);
     pattern[length] = '\0';
-    struct nib_tokenizer_preset preset = {"fuzz", pattern, specials, 2};
+    struct nib_tokenizer_preset preset = {
+        .name = "fuzz", .pattern = pattern, .specials = specials, .special_count = 2};
     size_t rest = newline ? length + 1 : size;
     if (nib_tokenizer_open_memory(&tokenizer, file + rest, size - rest, "fuzz", &preset, &err) != NIB_OK)
         require(err.message[0] != '\0' && tokenizer == NULL);

@@ -4,6 +4,7 @@
 #define NIB_TEST_CHAT_PROPERTY_H
 
 #include "support/byte_vocabulary.h"
+#include "text/chat_format.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +55,34 @@ static inline void hear(void *context, const struct nib_chat_event *event)
     heard->open = event->kind != NIB_CHAT_END;
 }
 
+// Tokens one a byte, but those that show none.
+static inline size_t show_token(const struct nib_vocabulary *vocabulary, int32_t token, int32_t *shown,
+                                size_t capacity, size_t count)
+{
+    struct nib_text text = vocabulary->bytes(vocabulary->self, token);
+    for (size_t b = 0; b < text.size; b++, count++)
+        if (count < capacity)
+            shown[count] = (unsigned char)text.bytes[b];
+    if (text.size == 0 && count < capacity)
+        shown[count] = token;
+    return count + (text.size == 0);
+}
+
+static inline size_t show_pieces(const struct nib_vocabulary *vocabulary, const struct nib_pieces *pieces,
+                                 int32_t *shown, size_t capacity)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < pieces->count; i++) {
+        struct nib_text text = pieces->items[i].text;
+        for (size_t b = 0; b < text.size; b++, count++)
+            if (count < capacity)
+                shown[count] = (unsigned char)text.bytes[b];
+        if (text.size == 0)
+            count = show_token(vocabulary, pieces->items[i].control, shown, capacity, count);
+    }
+    return count;
+}
+
 static inline const char *compare_rendering(const struct nib_chat *chat, const struct nib_chat_parser *parser,
                                             const int32_t *stream, size_t size)
 {
@@ -70,18 +99,27 @@ static inline const char *compare_rendering(const struct nib_chat *chat, const s
     }
     if (covered != size)
         fault = "tokens without a message";
-    size_t capacity = size * 16 + 1, got_size, wanted_size;
+    size_t capacity = size * 32 + 1, got_size, wanted_size;
     int32_t *got = calloc(capacity, sizeof *got), *wanted = calloc(capacity, sizeof *wanted);
     if (!got || !wanted)
         abort();
-    got_size = byte_encode(&pieces, got, capacity);
-    wanted_size = byte_spell(stream, size, wanted, capacity);
+    got_size = show_pieces(&chat->vocabulary, &pieces, got, capacity);
+    wanted_size = 0;
+    for (size_t i = 0; i < size; i++)
+        wanted_size = show_token(&chat->vocabulary, stream[i], wanted, capacity, wanted_size);
     if (got_size != wanted_size || memcmp(got, wanted, got_size * sizeof *got) != 0)
         fault = "render(parse(x)) differs from x";
     free(got);
     free(wanted);
     nib_pieces_free(&pieces);
     return fault;
+}
+
+// Arguments that the format does not write as JSON.
+static inline bool is_rewritten(const struct nib_chat *chat, const struct nib_message *message)
+{
+    bool marks_up = strcmp(nib_chat_name(chat), "mimo") == 0 || strcmp(nib_chat_name(chat), "minimax") == 0;
+    return marks_up && message->recipient.size;
 }
 
 // History rendering of whatever was parsed: it works, and parses to the same words again.
@@ -94,7 +132,7 @@ static inline const char *check_history(const struct nib_chat *chat, const struc
         if (nib_chat_render(chat, &one, &pieces, NULL) != NIB_OK)
             fault = "a history rendering failed";
         struct nib_text text = one.messages->text;
-        bool found = text.size == 0;
+        bool found = text.size == 0 || is_rewritten(chat, one.messages);
         for (size_t p = 0; p < pieces.count; p++)
             found |= pieces.items[p].text.bytes == text.bytes && pieces.items[p].text.size == text.size;
         if (!found)

@@ -1,18 +1,14 @@
-// ChatML: prompts as Qwen3 reads them, streams to messages, and every stream back again.
-#include "support/chat_property.h"
+// ChatML: prompts as Qwen3 reads them, and its replies. Expected prompts are derived by hand from its chat template.
+#include "support/turn_expect.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
-
+static struct turn_vocabulary vocabulary;
 static struct nib_chat *chat;
 
 static int open_chat(void **state)
 {
     (void)state;
-    struct nib_vocabulary vocabulary = byte_vocabulary();
-    return (int)nib_chat_open(nib_chat_format_find("chatml"), &vocabulary, &chat, NULL);
+    chat = open_turns(&vocabulary, "chatml");
+    return 0;
 }
 
 static int close_chat(void **state)
@@ -22,28 +18,6 @@ static int close_chat(void **state)
     return 0;
 }
 
-// Pieces as text, control tokens spelled out.
-static void spell(const struct nib_pieces *pieces, char *out, size_t capacity)
-{
-    size_t used = 0;
-    for (size_t i = 0; i < pieces->count && used < capacity; i++) {
-        struct nib_text text = pieces->items[i].text;
-        if (text.size == 0)
-            text = nib_text_of(pieces->items[i].control == BYTE_IM_START ? "<|im_start|>" : "<|im_end|>");
-        used += (size_t)snprintf(out + used, capacity - used, "%.*s", (int)text.size, text.bytes);
-    }
-}
-
-static void expect_prompt(const struct nib_conversation *conversation, const char *expected)
-{
-    struct nib_pieces pieces = {0};
-    char text[4096] = "";
-    assert_int_equal(nib_chat_render(chat, conversation, &pieces, NULL), NIB_OK);
-    spell(&pieces, text, sizeof text);
-    assert_string_equal(text, expected);
-    nib_pieces_free(&pieces);
-}
-
 static void prompts_are_as_qwen_reads_them(void **state)
 {
     (void)state;
@@ -51,157 +25,123 @@ static void prompts_are_as_qwen_reads_them(void **state)
         nib_message_user(nib_text_of("Hi")),
         nib_message_reasoning(nib_text_of("A greeting.")),
         nib_message_answer(nib_text_of("Hello!")),
-        nib_message_user(nib_text_of("Weather in Rome?")),
+        nib_message_user(nib_text_of("Weather in Rome and Oslo?")),
         nib_message_reasoning(nib_text_of("Ask.")),
-        nib_message_call(nib_text_of("functions.weather"), nib_text_of("{\"city\":\"Rome\"}")),
+        nib_message_answer(nib_text_of("Let me see.")),
+        nib_message_call(nib_text_of("functions.weather"), nib_text_of("{\"city\": \"Rome\"}")),
+        nib_message_call(nib_text_of("functions.weather"), nib_text_of("{\"city\": \"Oslo\"}")),
         nib_message_result(nib_text_of("functions.weather"), nib_text_of("sunny")),
+        nib_message_result(nib_text_of("functions.weather"), nib_text_of("rain")),
     };
     struct nib_conversation conversation = {
-        .instructions = nib_text_of("Be brief."), .messages = messages, .message_count = 7};
-    expect_prompt(&conversation,
+        .instructions = nib_text_of("Be brief."), .messages = messages, .message_count = 10};
+    expect_prompt(chat, &conversation,
                   "<|im_start|>system\nBe brief.<|im_end|>\n"
                   "<|im_start|>user\nHi<|im_end|>\n"
                   "<|im_start|>assistant\nHello!<|im_end|>\n"
-                  "<|im_start|>user\nWeather in Rome?<|im_end|>\n"
-                  "<|im_start|>assistant\n<think>\nAsk.\n</think>\n\n<tool_call>\n{\"name\": \"weather\", "
-                  "\"arguments\": {\"city\":\"Rome\"}}\n</tool_call>\n<|im_end|>\n"
-                  "<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n"
-                  "<|im_start|>assistant\n");
+                  "<|im_start|>user\nWeather in Rome and Oslo?<|im_end|>\n"
+                  "<|im_start|>assistant\n<think>\nAsk.\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": "
+                  "\"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>\n<tool_call>\n{\"name\": "
+                  "\"weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call><|im_end|>\n"
+                  "<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrain\n"
+                  "</tool_response><|im_end|>\n"
+                  "<|im_start|>assistant\n",
+                  "");
+    conversation = (struct nib_conversation){.messages = messages, .message_count = 3, .keep_reasoning = true};
+    conversation.effort = NIB_EFFORT_NONE;
+    expect_prompt(chat, &conversation,
+                  "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\nA greeting.\n</think>\n\nHello!"
+                  "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+                  "<think>\n\n</think>\n\n");
+}
+
+static void tools_are_told(void **state)
+{
+    (void)state;
     const struct nib_tool tool = {.name = nib_text_of("weather"),
                                   .description = nib_text_of("Says \"how\" it is."),
-                                  .parameters = nib_text_of("{\"type\": \"object\"}")};
-    conversation = (struct nib_conversation){.tools = &tool, .tool_count = 1, .no_reply = true};
+                                  .parameters = nib_text_of("{\"type\":\"object\",\"minimum\":0.1}")};
+    struct nib_conversation conversation = {.tools = &tool, .tool_count = 1, .no_reply = true};
     expect_prompt(
-        &conversation,
+        chat, &conversation,
         "<|im_start|>system\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{\"type\": "
         "\"function\", \"function\": {\"name\": \"weather\", \"description\": \"Says \\\"how\\\" it is.\", "
-        "\"parameters\": {\"type\": \"object\"}}}\n</tools>\n\nFor each function call, return a json object "
-        "with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": "
-        "<function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n");
+        "\"parameters\": {\"type\": \"object\", \"minimum\": 0.1}}}\n</tools>\n\nFor each function call, return a "
+        "json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+        "{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n",
+        "");
     struct nib_tool broken = tool;
     broken.parameters = nib_text_of("{");
     conversation.tools = &broken;
-    struct nib_pieces pieces = {0};
-    assert_int_equal(nib_chat_render(chat, &conversation, &pieces, NULL), NIB_ERR_ARGUMENT);
-    nib_pieces_free(&pieces);
+    expect_refusal(chat, &conversation, "weather");
 }
 
-// A stream: tags and words are whole tokens, {START} and {END} the control tokens, the rest is bytes.
-static size_t tokens_of(const char *text, int32_t *tokens)
+static void demanded_replies_are_begun(void **state)
 {
-    static const struct {
-        const char *text;
-        int32_t token;
-    } whole[] = {{"<think>", 284},      {"</think>", 285},          {"<tool_call>", 286},
-                 {"</tool_call>", 287}, {"{START}", BYTE_IM_START}, {"{END}", BYTE_IM_END}};
-    size_t count = 0;
-    while (*text) {
-        size_t i = 0, n = sizeof whole / sizeof *whole;
-        while (i < n && strncmp(text, whole[i].text, strlen(whole[i].text)) != 0)
-            i++;
-        tokens[count++] = i < n ? whole[i].token : (unsigned char)*text;
-        text += i < n ? strlen(whole[i].text) : 1;
-    }
-    return count;
+    (void)state;
+    const struct nib_message call = nib_message_call(nib_text_of("functions.f"), nib_text_of("{"));
+    struct nib_conversation conversation = {.reply = &call};
+    const char *begun = "<tool_call>\n{\"name\": \"f\", \"arguments\": {";
+    char prompt[200];
+    snprintf(prompt, sizeof prompt, "<|im_start|>assistant\n%s", begun);
+    expect_prompt(chat, &conversation, prompt, begun);
 }
 
-struct expected {
-    enum nib_role role;
-    const char *channel, *recipient, *text;
-    enum nib_end end;
-};
-
-static void expect_messages(enum nib_chat_from from, const char *stream, const struct expected *expected, size_t n)
+static void from_reply(const char *stream, const struct expected_message *expected, size_t n)
 {
-    int32_t tokens[512];
-    size_t count = tokens_of(stream, tokens);
-    struct nib_chat_parser *parser;
-    assert_null(check_stream(chat, from, tokens, count));
-    assert_int_equal(nib_chat_parser_create(chat, from, NULL, NULL, &parser, NULL), NIB_OK);
-    for (size_t i = 0; i < count; i++)
-        assert_int_equal(nib_chat_parser_push(parser, tokens[i], NULL), NIB_OK);
-    assert_int_equal(nib_chat_parser_finish(parser, NULL), NIB_OK);
-    assert_int_equal(nib_chat_parser_count(parser), n);
-    for (size_t i = 0; i < n; i++) {
-        const struct nib_message *message = nib_chat_parser_message(parser, i);
-        assert_int_equal(message->role, expected[i].role);
-        assert_true(nib_text_equal(message->channel, nib_text_of(expected[i].channel)));
-        assert_true(nib_text_equal(message->recipient, nib_text_of(expected[i].recipient)));
-        assert_true(nib_text_equal(message->text, nib_text_of(expected[i].text)));
-        assert_int_equal(message->end, expected[i].end);
-    }
-    nib_chat_parser_free(parser);
+    expect_messages(chat, NULL, 0, NIB_CHAT_FROM_REPLY, stream, expected, n);
 }
 
 static void replies_are_reasoning_answers_and_calls(void **state)
 {
     (void)state;
     const enum nib_role a = NIB_ROLE_ASSISTANT;
-    expect_messages(NIB_CHAT_FROM_REPLY, "Hello!{END}", &(struct expected){a, "final", "", "Hello!", NIB_END_TURN},
-                    1);
-    const struct expected thought[] = {{a, "analysis", "", "\nHm.\n", NIB_END_MESSAGE},
-                                       {a, "final", "", "Yes.", NIB_END_TURN}};
-    expect_messages(NIB_CHAT_FROM_REPLY, "<think>\nHm.\n</think>\n\nYes.{END}", thought, 2);
-    const struct expected calls[] = {{a, "final", "", "Look:", NIB_END_MESSAGE},
-                                     {a, "commentary", "functions.f", "{\"x\":1}", NIB_END_CALL},
-                                     {a, "commentary", "functions.g", "{}", NIB_END_CALL}};
-    expect_messages(NIB_CHAT_FROM_REPLY,
-                    "Look:<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>\n"
-                    "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>{END}",
-                    calls, 3);
-    expect_messages(NIB_CHAT_FROM_REPLY, "<tool_call>{oops</tool_call>",
-                    &(struct expected){a, "final", "", "<tool_call>{oops</tool_call>", NIB_END_MESSAGE}, 1);
-    expect_messages(NIB_CHAT_FROM_REPLY, "<think>and th",
-                    &(struct expected){a, "analysis", "", "and th", NIB_END_TRUNCATED}, 1);
-    const struct expected turns[] = {{NIB_ROLE_USER, "", "", "Hi", NIB_END_TURN},
-                                     {a, "final", "", "Ho", NIB_END_TURN}};
-    expect_messages(NIB_CHAT_FROM_START, "{START}user\nHi{END}\n{START}assistant\nHo{END}", turns, 2);
+    from_reply("Hello!<|im_end|>", &(struct expected_message){a, "final", "", "Hello!", NIB_END_TURN, ""}, 1);
+    const struct expected_message thought[] = {{a, "analysis", "", "Hm.\n\nSo.", NIB_END_MESSAGE, ""},
+                                               {a, "final", "", "Yes.\n", NIB_END_TURN, ""}};
+    from_reply("<think>\nHm.\n\nSo.\n</think>\n\nYes.\n<|im_end|>", thought, 2);
+    from_reply("<think>\n\n</think>\n\nYes.\n<|im_end|>", thought + 1, 1);
+    const struct expected_message calls[] = {
+        {a, "final", "", "Look:", NIB_END_MESSAGE, ""},
+        {a, "commentary", "functions.f", "{\"x\": [1, 0.1]}", NIB_END_CALL, ""},
+        {a, "commentary", "functions.g", "{}", NIB_END_CALL, ""}};
+    from_reply("Look:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": [1, 0.1]}}\n</tool_call>\n"
+               "<tool_call>\n{\"arguments\": {}, \"name\": \"g\"}\n</tool_call><|im_end|>",
+               calls, 3);
+    const struct expected_message nested = {
+        a, "commentary", "functions.f", "{\"arguments\": {\"arguments\": 1}}", NIB_END_CALL, ""};
+    from_reply("<tool_call>{\"name\": \"f\", \"arguments\": {\"arguments\": {\"arguments\": 1}}}</tool_call>",
+               &nested, 1);
 }
 
-static uint64_t next_random(uint64_t *seed)
-{
-    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
-    return *seed >> 33;
-}
-
-static void every_stream_comes_back(void **state)
+static void what_is_odd_is_text(void **state)
 {
     (void)state;
-    uint64_t seed = 1;
-    int32_t stream[300];
-    for (int round = 0; round < 20000; round++) {
-        size_t size = next_random(&seed) % (round % 100 ? 24 : 300);
-        for (size_t i = 0; i < size; i++) {
-            uint64_t kind = next_random(&seed) % 4;
-            stream[i] = kind == 0   ? BYTE_IM_START + (int32_t)(next_random(&seed) % 3)
-                        : kind == 1 ? 284 + (int32_t)(next_random(&seed) % 6)
-                        : kind == 2 ? (int32_t)(next_random(&seed) % BYTE_TOKENS)
-                                    : "{}\"\n :,namerguments"[next_random(&seed) % 19];
-        }
-        enum nib_chat_from from = next_random(&seed) & 1 ? NIB_CHAT_FROM_START : NIB_CHAT_FROM_REPLY;
-        const char *fault = check_stream(chat, from, stream, size);
-        if (fault)
-            fail_msg("round %d: %s", round, fault);
-    }
-}
-
-static void the_vocabulary_chooses_the_format(void **state)
-{
-    (void)state;
-    struct nib_vocabulary vocabulary = byte_vocabulary();
-    struct nib_chat *fitting;
-    assert_int_equal(nib_chat_open_fitting(&vocabulary, &fitting, NULL), NIB_OK);
-    nib_chat_close(fitting);
+    const enum nib_role a = NIB_ROLE_ASSISTANT;
+    from_reply("<tool_call>{oops</tool_call>",
+               &(struct expected_message){a, "final", "", "<tool_call>{oops</tool_call>", NIB_END_MESSAGE, ""}, 1);
+    from_reply("<tool_call>{\"name\": \"f\"",
+               &(struct expected_message){a, "final", "", "<tool_call>{\"name\": \"f\"", NIB_END_TRUNCATED, ""},
+               1);
+    from_reply("<think>and th", &(struct expected_message){a, "analysis", "", "and th", NIB_END_TRUNCATED, ""}, 1);
+    from_reply("<think>a<tool_call>b",
+               &(struct expected_message){a, "analysis", "", "a<tool_call>b", NIB_END_TRUNCATED, ""}, 1);
+    from_reply("a</think>b", &(struct expected_message){a, "final", "", "a</think>b", NIB_END_TRUNCATED, ""}, 1);
+    const struct expected_message turns[] = {{NIB_ROLE_USER, "", "", "Hi\n", NIB_END_TURN, ""},
+                                             {a, "final", "", "Ho", NIB_END_TURN, ""}};
+    expect_messages(chat, NULL, 0, NIB_CHAT_FROM_START,
+                    "<|im_start|>user\nHi\n<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>", turns, 2);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prompts_are_as_qwen_reads_them),
+        cmocka_unit_test(tools_are_told),
+        cmocka_unit_test(demanded_replies_are_begun),
         cmocka_unit_test(replies_are_reasoning_answers_and_calls),
-        cmocka_unit_test(every_stream_comes_back),
-        cmocka_unit_test(the_vocabulary_chooses_the_format),
+        cmocka_unit_test(what_is_odd_is_text),
     };
     return cmocka_run_group_tests_name("chatml", tests, open_chat, close_chat);
 }

@@ -266,7 +266,8 @@ static void rank_files(void **state)
         {"YWI= 1000\n", NIB_ERR_FORMAT, "special token <|end|>"},
     };
     static const struct nib_named_token specials[] = {{"<|end|>", 1000}};
-    struct nib_tokenizer_preset preset = {"test", "\\p{L}+|\\P{L}", specials, 1};
+    struct nib_tokenizer_preset preset = {
+        .name = "test", .pattern = "\\p{L}+|\\P{L}", .specials = specials, .special_count = 1};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct nib_tokenizer *tokenizer;
         struct nib_error err = {0};
@@ -306,14 +307,13 @@ static void folders_are_searched(void **state)
 {
     (void)state;
     int32_t size;
-    struct nib_tokenizer_preset preset = {"test", "\\p{L}+|\\P{L}", NULL, 0};
+    struct nib_tokenizer_preset preset = {.name = "test", .pattern = "\\p{L}+|\\P{L}"};
     const char *folder = test_scratch("tokenizer");
     char *ranks = make_ranks("YWI= 256\n"), *more_ranks = make_ranks("YWI= 256\nYWJj 257\n");
     assert_int_equal(open_path(folder, &preset, &size), NIB_ERR_NOT_FOUND);
     write_file(folder, "tiktoken.model", ranks);
     assert_int_equal(open_path(folder, &preset, &size), NIB_OK);
     assert_int_equal(size, 257);
-    assert_int_equal(open_path(folder, NULL, &size), NIB_ERR_ARGUMENT);
     write_file(folder, "x.tiktoken", more_ranks);
     assert_int_equal(open_path(folder, &preset, &size), NIB_OK);
     assert_int_equal(size, 258);
@@ -329,6 +329,87 @@ static void folders_are_searched(void **state)
     free(more_ranks);
 }
 
+static void expect_token(const struct nib_tokenizer *tokenizer, const char *text, int32_t id)
+{
+    size_t size;
+    assert_int_equal(nib_tokenizer_find_added(tokenizer, text), id);
+    if (id < 0)
+        return;
+    assert_true(nib_tokenizer_is_special(tokenizer, id));
+    const uint8_t *bytes = nib_tokenizer_token_bytes(tokenizer, id, &size);
+    assert_true(size == strlen(text) && memcmp(bytes, text, size) == 0);
+}
+
+// 256 ranks stand for the 163584 of the real file; the specials lie behind them as tokenizer_config.json says.
+static void kimi_ranks(void **state)
+{
+    (void)state;
+    struct nib_tokenizer *tokenizer;
+    struct nib_error err;
+    char *ranks = make_ranks("");
+    const char *folder = test_scratch("kimi-tokenizer");
+    write_file(folder, "tiktoken.model", ranks);
+    // Without a configuration the ids are those of Kimi-K2, which this file is too short for.
+    assert_int_equal(nib_tokenizer_open(&tokenizer, folder, NULL, &err), NIB_OK);
+    assert_int_equal(nib_tokenizer_vocab_size(tokenizer), 163840);
+    expect_token(tokenizer, "<|im_end|>", 163586);
+    expect_token(tokenizer, "<think>", -1);
+    nib_tokenizer_close(tokenizer);
+    write_file(folder, "tokenizer_config.json",
+               "{\"added_tokens_decoder\": {\"258\": {\"content\": \"<|im_end|>\", \"special\": true}, \"300\": "
+               "{\"content\": \"<think>\", \"special\": false}}, \"other\": 1}");
+    if (nib_tokenizer_open(&tokenizer, folder, NULL, &err))
+        fail_msg("%s", err.message);
+    assert_int_equal(nib_tokenizer_vocab_size(tokenizer), 512);
+    expect_token(tokenizer, "<|im_end|>", 258);
+    expect_token(tokenizer, "<think>", 300);
+    expect_token(tokenizer, "<|reserved_token_256|>", 256);
+    expect_token(tokenizer, "<|reserved_token_300|>", -1);
+    expect_token(tokenizer, "<|reserved_token_511|>", 511);
+    expect_token(tokenizer, "<|im_user|>", -1);
+    struct nib_token_list plain = {0}, rendered = {0};
+    assert_int_equal(nib_tokenizer_encode(tokenizer, "<|im_end|>", 10, NIB_ENCODE_PLAIN, &plain, NULL), NIB_OK);
+    assert_int_equal(nib_tokenizer_encode(tokenizer, "<|im_end|>", 10, NIB_ENCODE_SPECIAL, &rendered, NULL),
+                     NIB_OK);
+    assert_int_equal(plain.count, 10);
+    assert_int_equal(rendered.count, 1);
+    assert_int_equal(rendered.ids[0], 258);
+    nib_token_list_free(&plain);
+    nib_token_list_free(&rendered);
+    nib_tokenizer_close(tokenizer);
+    free(ranks);
+}
+
+static void broken_tokenizer_configs_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config, *says;
+    } cases[] = {
+        {"{", "tokenizer_config.json: line 1"},
+        {"{\"added_tokens_decoder\": {\"x\": {\"content\": \"a\"}}}", "\"x\" is not an id"},
+        {"{\"added_tokens_decoder\": {\"\": {\"content\": \"a\"}}}", "is not an id"},
+        {"{\"added_tokens_decoder\": {\"99999999999\": {\"content\": \"a\"}}}", "is not an id"},
+        {"{\"added_tokens_decoder\": {\"300\": {}}}", "\"300\""},
+        {"{\"added_tokens_decoder\": {\"300\": {\"content\": \"\"}}}", "\"300\""},
+        {"{\"added_tokens_decoder\": {\"5\": {\"content\": \"<a>\"}}}", "two tokens have the id 5"},
+        {"{\"added_tokens_decoder\": {\"300\": {\"content\": \"<a>\"}, \"301\": {\"content\": \"<a>\"}}}",
+         "same text"},
+    };
+    char *ranks = make_ranks("");
+    const char *folder = test_scratch("kimi-broken");
+    write_file(folder, "tiktoken.model", ranks);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct nib_tokenizer *tokenizer;
+        struct nib_error err = {0};
+        write_file(folder, "tokenizer_config.json", cases[i].config);
+        assert_int_not_equal(nib_tokenizer_open(&tokenizer, folder, NULL, &err), NIB_OK);
+        if (!strstr(err.message, cases[i].says))
+            fail_msg("%s gives \"%s\"", cases[i].config, err.message);
+    }
+    free(ranks);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -340,6 +421,8 @@ int main(void)
         cmocka_unit_test(a_wild_pattern_stops),
         cmocka_unit_test(rank_files),
         cmocka_unit_test(folders_are_searched),
+        cmocka_unit_test(kimi_ranks),
+        cmocka_unit_test(broken_tokenizer_configs_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,171 @@
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "text/chat_turns.h"
+
+nib_status nib_turns_out_of_memory(const struct nib_chat *chat, struct nib_error *err)
+{
+    return nib_fail(err, NIB_ERR_MEMORY, "out of memory while rendering a prompt in the %s format",
+                    chat->format->name);
+}
+
+// Start from {0}; false behind the last.
+static bool next_turn(const struct nib_conversation *conversation, struct nib_turn *turn)
+{
+    size_t first = turn->first + turn->count, end = first;
+    if (first >= conversation->message_count)
+        return false;
+    enum nib_role role = conversation->messages[first].role;
+    bool several = role == NIB_ROLE_ASSISTANT || role == NIB_ROLE_TOOL;
+    do
+        end++;
+    while (several && end < conversation->message_count && conversation->messages[end].role == role);
+    *turn = (struct nib_turn){role, conversation->messages + first, end - first, first};
+    return true;
+}
+
+nib_status nib_turns_render(const struct nib_chat *chat, const struct nib_conversation *conversation,
+                            struct nib_pieces *pieces, struct nib_error *err)
+{
+    const struct nib_turn_grammar *grammar = chat->format->turns;
+    size_t reasons_from = grammar->reasons_from ? grammar->reasons_from(conversation) : 0;
+    pieces->joined = true;
+    nib_status status = grammar->put_system(chat, conversation, pieces, err);
+    for (struct nib_turn turn = {0}; !status && next_turn(conversation, &turn);)
+        if (!grammar->put_turn(chat, conversation, &turn, reasons_from, pieces))
+            status = nib_turns_out_of_memory(chat, err);
+    if (status || conversation->no_reply)
+        return status;
+    return grammar->put_reply(chat, conversation, pieces, err);
+}
+
+nib_status nib_turns_render_exact(const struct nib_chat *chat, const struct nib_message *message,
+                                  struct nib_pieces *pieces, struct nib_error *err)
+{
+    const struct nib_as_written *written = message->written;
+    struct nib_conversation one = {.messages = message, .message_count = 1};
+    struct nib_turn turn = {message->role, message, 1, 0};
+    bool fine = !written ? chat->format->turns->put_turn(chat, &one, &turn, 0, pieces)
+                         : nib_pieces_put_marked(pieces, written->header, 0, written->header_marks,
+                                                 written->header_mark_count) &&
+                               nib_pieces_put_marked(pieces, message->text, written->text_from_header,
+                                                     written->text_marks, written->text_mark_count) &&
+                               (written->end_token < 0 || nib_pieces_put_control(pieces, written->end_token)) &&
+                               nib_pieces_put_marked(pieces, (struct nib_text){0}, 0, written->stray_marks,
+                                                     written->stray_mark_count);
+    return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
+}
+
+bool nib_is_reasoning(const struct nib_message *message)
+{
+    return message->role == NIB_ROLE_ASSISTANT && message->recipient.size == 0 &&
+           nib_text_equal(message->channel, nib_text_of("analysis"));
+}
+
+struct nib_text nib_function_of(struct nib_text tool)
+{
+    static const char prefix[] = "functions.";
+    size_t size = sizeof prefix - 1;
+    if (tool.size > size && memcmp(tool.bytes, prefix, size) == 0)
+        return (struct nib_text){tool.bytes + size, tool.size - size};
+    return tool;
+}
+
+size_t nib_reasons_from_question(const struct nib_conversation *conversation)
+{
+    size_t from = conversation->keep_reasoning ? 0 : conversation->message_count;
+    while (from > 0 && conversation->messages[from - 1].role != NIB_ROLE_USER)
+        from--;
+    return from;
+}
+
+size_t nib_reasons_from_answer(const struct nib_conversation *conversation)
+{
+    size_t from = conversation->keep_reasoning ? 0 : conversation->message_count;
+    while (from > 0 && !nib_text_equal(conversation->messages[from - 1].channel, nib_text_of("final")))
+        from--;
+    return from;
+}
+
+bool nib_turn_reasons(const struct nib_turn *turn, size_t from)
+{
+    bool found = false;
+    for (size_t i = 0; i < turn->count; i++)
+        found |= turn->first + i >= from && nib_is_reasoning(&turn->messages[i]);
+    return found;
+}
+
+bool nib_turn_put_reasoning(struct nib_pieces *pieces, const struct nib_turn *turn, size_t from)
+{
+    bool fine = true, any = false;
+    for (size_t i = 0; fine && i < turn->count; i++) {
+        if (turn->first + i < from || !nib_is_reasoning(&turn->messages[i]))
+            continue;
+        fine = (!any || nib_pieces_put_borrowed(pieces, nib_text_of("\n"))) &&
+               nib_pieces_put_borrowed(pieces, turn->messages[i].text);
+        any = true;
+    }
+    return fine;
+}
+
+void nib_turns_write_instructions(struct nib_writer *out, const struct nib_conversation *conversation,
+                                  const char *otherwise)
+{
+    if (conversation->instructions.size)
+        nib_write_text(out, conversation->instructions);
+    else
+        nib_write_string(out, otherwise);
+    for (size_t i = 0; i < conversation->response_count; i++) {
+        nib_write_string(out, out->buffer.size ? "\n\n" : "");
+        nib_write_string(out, "Answer with JSON that follows this schema:\n");
+        nib_write_text(out, conversation->responses[i].schema);
+    }
+}
+
+static json_t *text_json(struct nib_text text)
+{
+    return json_stringn(text.bytes ? text.bytes : "", text.size);
+}
+
+json_t *nib_tool_json(const struct nib_tool *tool, struct nib_error *err)
+{
+    json_t *parameters = NULL, *json = json_object();
+    if (tool->parameters.size) {
+        parameters = json_loadb(tool->parameters.bytes, tool->parameters.size, 0, NULL);
+        if (!parameters) {
+            json_decref(json);
+            nib_fail(err, NIB_ERR_ARGUMENT, "the parameters of the tool %.*s are not JSON", (int)tool->name.size,
+                     tool->name.bytes);
+            return NULL;
+        }
+    }
+    bool fine = json_object_set_new(json, "name", text_json(tool->name)) == 0;
+    if (fine && tool->description.size)
+        fine = json_object_set_new(json, "description", text_json(tool->description)) == 0;
+    if (fine && parameters)
+        fine = json_object_set(json, "parameters", parameters) == 0;
+    json_decref(parameters);
+    if (fine)
+        return json;
+    json_decref(json);
+    nib_fail(err, NIB_ERR_ARGUMENT,
+             "the tool %.*s cannot be written as JSON: its name or description is not UTF-8", (int)tool->name.size,
+             tool->name.bytes);
+    return NULL;
+}
+
+void nib_write_json(struct nib_writer *out, const json_t *json, size_t flags)
+{
+    char *dumped = json_dumps(json, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    out->failed |= !dumped;
+    if (dumped)
+        nib_write_string(out, dumped);
+    free(dumped);
+}
+
+bool nib_pieces_put_written(struct nib_pieces *pieces, struct nib_writer *writer)
+{
+    bool fine = !writer->failed && nib_pieces_put_copy(pieces, "", nib_writer_text(writer));
+    nib_bytes_free(&writer->buffer);
+    return fine;
+}

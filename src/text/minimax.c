@@ -1,0 +1,183 @@
+// MiniMax-M2: turns between ]~b] and [e~[, reasoning in <think>, which every answer begins with, and calls as mark-up.
+// https://github.com/MiniMax-AI/MiniMax-M2 (docs/tool_calling_guide.md) and the chat template beside the models.
+#include "base/error.h"
+#include "text/chat_turns.h"
+#include "text/tool_markup.h"
+
+enum { BEGIN, TURN, TURN_END, THINK, THOUGHT, CALL, CALL_END };
+
+static const struct nib_tool_markup markup = {.call = "<invoke name=",
+                                              .call_end = "</invoke>",
+                                              .argument = "<parameter name=",
+                                              .argument_end = "</parameter>",
+                                              .before_name = "\"",
+                                              .behind_name = "\">",
+                                              .null = "null",
+                                              .yes = "true",
+                                              .no = "false"};
+
+// ---- rendering
+
+static nib_status write_system(struct nib_writer *out, const struct nib_conversation *conversation,
+                               struct nib_error *err)
+{
+    nib_turns_write_instructions(out, conversation, "You are a helpful assistant.");
+    if (conversation->tool_count == 0)
+        return NIB_OK;
+    nib_write_string(out,
+                     "\n\n# Tools\nYou may call one or more tools to assist with the user query.\nHere are the "
+                     "tools available in JSONSchema format:\n\n<tools>\n");
+    for (size_t i = 0; i < conversation->tool_count; i++) {
+        json_t *function = nib_tool_json(&conversation->tools[i], err);
+        if (!function)
+            return NIB_ERR_ARGUMENT;
+        nib_write_string(out, "<tool>");
+        nib_write_json(out, function, 0);
+        nib_write_string(out, "</tool>\n");
+        json_decref(function);
+    }
+    nib_write_string(out, "</tools>\n\n");
+    return NIB_OK;
+}
+
+static const char how_to_call[] =
+    "When making tool calls, use XML format to invoke tools and pass parameters:\n\n<minimax:tool_call>\n<invoke "
+    "name=\"tool-name-1\">\n<parameter name=\"param-key-1\">param-value-1</parameter>\n<parameter "
+    "name=\"param-key-2\">param-value-2</parameter>\n...\n</invoke>\n</minimax:tool_call>";
+
+static nib_status put_system(const struct nib_chat *chat, const struct nib_conversation *conversation,
+                             struct nib_pieces *pieces, struct nib_error *err)
+{
+    struct nib_writer text = {0};
+    nib_status status = write_system(&text, conversation, err);
+    if (status) {
+        nib_bytes_free(&text.buffer);
+        return status;
+    }
+    bool fine = nib_pieces_put_words(pieces, chat, "]~!b[]~b]system\n");
+    fine = nib_pieces_put_written(pieces, &text) && fine;
+    fine = fine && (conversation->tool_count == 0 || nib_pieces_put_words(pieces, chat, how_to_call)) &&
+           nib_pieces_put_words(pieces, chat, "[e~[\n");
+    return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
+}
+
+static bool put_call_head(const struct nib_chat *chat, const struct nib_message *call, struct nib_pieces *pieces)
+{
+    return nib_pieces_put_words(pieces, chat, "<invoke name=\"") &&
+           nib_pieces_put_borrowed(pieces, nib_function_of(call->recipient)) &&
+           nib_pieces_put_words(pieces, chat, "\">\n");
+}
+
+static bool put_call(const struct nib_chat *chat, const struct nib_message *call, struct nib_pieces *pieces)
+{
+    struct nib_writer arguments = {0};
+    nib_markup_write_arguments(&arguments, &markup, call->text);
+    bool fine = put_call_head(chat, call, pieces);
+    fine = nib_pieces_put_written(pieces, &arguments) && fine;
+    return fine && nib_pieces_put_words(pieces, chat, "</invoke>\n");
+}
+
+// All calls of a turn stand behind everything else.
+static bool put_calls(const struct nib_chat *chat, const struct nib_turn *turn, struct nib_pieces *pieces)
+{
+    bool fine = true, any = false;
+    for (size_t i = 0; fine && i < turn->count; i++) {
+        if (!nib_is_call(&turn->messages[i]))
+            continue;
+        fine = (any || nib_pieces_put_words(pieces, chat, "\n<minimax:tool_call>\n")) &&
+               put_call(chat, &turn->messages[i], pieces);
+        any = true;
+    }
+    return fine && (!any || nib_pieces_put_words(pieces, chat, "</minimax:tool_call>"));
+}
+
+static bool put_assistant(const struct nib_chat *chat, const struct nib_turn *turn, size_t reasons_from,
+                          struct nib_pieces *pieces)
+{
+    bool fine = nib_pieces_put_words(pieces, chat, "]~b]ai\n");
+    if (fine && nib_turn_reasons(turn, reasons_from))
+        fine = nib_pieces_put_words(pieces, chat, "<think>\n") &&
+               nib_turn_put_reasoning(pieces, turn, reasons_from) &&
+               nib_pieces_put_words(pieces, chat, "\n</think>\n\n");
+    for (size_t i = 0; fine && i < turn->count; i++)
+        if (!nib_is_call(&turn->messages[i]) && !nib_is_reasoning(&turn->messages[i]))
+            fine = nib_pieces_put_borrowed(pieces, turn->messages[i].text);
+    return fine && put_calls(chat, turn, pieces) && nib_pieces_put_words(pieces, chat, "[e~[\n");
+}
+
+static bool put_results(const struct nib_chat *chat, const struct nib_turn *turn, struct nib_pieces *pieces)
+{
+    bool fine = nib_pieces_put_words(pieces, chat, "]~b]tool");
+    for (size_t i = 0; fine && i < turn->count; i++)
+        fine = nib_pieces_put_words(pieces, chat, "\n<response>") &&
+               nib_pieces_put_borrowed(pieces, turn->messages[i].text) &&
+               nib_pieces_put_words(pieces, chat, "</response>");
+    return fine && nib_pieces_put_words(pieces, chat, "[e~[\n");
+}
+
+static bool put_turn(const struct nib_chat *chat, const struct nib_conversation *conversation,
+                     const struct nib_turn *turn, size_t reasons_from, struct nib_pieces *pieces)
+{
+    (void)conversation;
+    if (turn->role == NIB_ROLE_ASSISTANT)
+        return put_assistant(chat, turn, reasons_from, pieces);
+    if (turn->role == NIB_ROLE_TOOL)
+        return put_results(chat, turn, pieces);
+    return nib_pieces_put_words(pieces, chat, turn->role == NIB_ROLE_USER ? "]~b]user\n" : "]~b]system\n") &&
+           nib_pieces_put_borrowed(pieces, turn->messages->text) && nib_pieces_put_words(pieces, chat, "[e~[\n");
+}
+
+// The reply begins with a thought that the prompt opens; a reply that was demanded begins behind an empty one.
+static nib_status put_reply(const struct nib_chat *chat, const struct nib_conversation *conversation,
+                            struct nib_pieces *pieces, struct nib_error *err)
+{
+    const struct nib_message *reply = conversation->reply;
+    if (conversation->effort == NIB_EFFORT_NONE)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "models of the minimax format cannot do without reasoning");
+    bool fine = nib_pieces_put_words(pieces, chat, "]~b]ai\n");
+    pieces->reply_from = pieces->count;
+    fine = fine && nib_pieces_put_words(pieces, chat, "<think>\n");
+    if (fine && reply && !nib_is_reasoning(reply))
+        fine = nib_pieces_put_words(pieces, chat, "\n</think>\n\n");
+    if (fine && reply && nib_is_call(reply))
+        fine = nib_pieces_put_words(pieces, chat, "<minimax:tool_call>\n") && put_call_head(chat, reply, pieces);
+    if (fine && reply)
+        fine = nib_pieces_put_borrowed(pieces, reply->text);
+    return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
+}
+
+// ---- parsing
+
+static bool read_calls(struct nib_chat_parser *parser)
+{
+    return nib_turn_put_markup(parser, &markup);
+}
+
+static const struct nib_turn_grammar grammar = {
+    .head = NIB_HEAD_LINE,
+    .read_calls = read_calls,
+    .put_system = put_system,
+    .put_turn = put_turn,
+    .put_reply = put_reply,
+    .reasons_from = nib_reasons_from_question,
+};
+
+const struct nib_chat_format nib_chat_minimax = {
+    .name = "minimax",
+    .turns = &grammar,
+    .controls =
+        {
+            [BEGIN] = {"]~!b[", .required = true},
+            [TURN] = {"]~b]", .required = true, .sign = NIB_SIGN_TURN},
+            [TURN_END] = {"[e~[", .required = true, .stops = true, .sign = NIB_SIGN_TURN_END},
+            [THINK] = {"<think>", .sign = NIB_SIGN_THINK},
+            [THOUGHT] = {"</think>", .sign = NIB_SIGN_THOUGHT},
+            [CALL] = {"<minimax:tool_call>", .sign = NIB_SIGN_CALL},
+            [CALL_END] = {"</minimax:tool_call>", .sign = NIB_SIGN_CALL_END},
+        },
+    .render = nib_turns_render,
+    .render_exact = nib_turns_render_exact,
+    .begin = nib_turns_begin,
+    .push = nib_turns_push,
+    .finish = nib_turns_finish,
+};

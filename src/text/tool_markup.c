@@ -1,0 +1,327 @@
+#include "text/tool_markup.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <strings.h>
+
+// ---- types
+
+enum { NULLS = 1, BOOLEANS = 2, INTEGERS = 4, NUMBERS = 8, OBJECTS = 16, ARRAYS = 32, STRINGS = 64 };
+
+static unsigned type_named(const char *name)
+{
+    static const struct {
+        const char *name;
+        unsigned type;
+    } types[] = {{"null", NULLS},     {"boolean", BOOLEANS}, {"integer", INTEGERS}, {"number", INTEGERS | NUMBERS},
+                 {"object", OBJECTS}, {"array", ARRAYS},     {"string", STRINGS}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(types[i].name, name) == 0)
+            return types[i].type;
+    return 0;
+}
+
+static unsigned type_of(const json_t *value)
+{
+    switch (json_typeof(value)) {
+    case JSON_NULL:
+        return NULLS;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return BOOLEANS;
+    case JSON_INTEGER:
+        return INTEGERS;
+    case JSON_REAL:
+        return NUMBERS;
+    case JSON_OBJECT:
+        return OBJECTS;
+    case JSON_ARRAY:
+        return ARRAYS;
+    case JSON_STRING:
+        break;
+    }
+    return STRINGS;
+}
+
+enum { SCHEMA_DEPTH = 8 };
+
+// The types that a schema allows; 0: it does not say.
+static unsigned types_of(const json_t *schema, int depth)
+{
+    static const char *const unions[] = {"anyOf", "oneOf"};
+    const json_t *type = json_object_get(schema, "type"), *values = json_object_get(schema, "enum"),
+                 *constant = json_object_get(schema, "const"), *other;
+    unsigned types = 0;
+    size_t i;
+    if (json_is_string(type))
+        return type_named(json_string_value(type));
+    json_array_foreach((json_t *)type, i, other) types |=
+        json_is_string(other) ? type_named(json_string_value(other)) : 0;
+    if (types || depth == SCHEMA_DEPTH)
+        return types;
+    json_array_foreach((json_t *)values, i, other) types |= type_of(other);
+    if (constant)
+        types |= type_of(constant);
+    for (size_t u = 0; u < sizeof unions / sizeof *unions; u++)
+        json_array_foreach(json_object_get(schema, unions[u]), i, other) types |= types_of(other, depth + 1);
+    return types;
+}
+
+static bool is_word(struct nib_text text, const char *word)
+{
+    return text.size == strlen(word) && strncasecmp(text.bytes, word, text.size) == 0;
+}
+
+static struct nib_text trimmed(struct nib_text text)
+{
+    for (; text.size && isspace((unsigned char)*text.bytes); text.size--)
+        text.bytes++;
+    while (text.size && isspace((unsigned char)text.bytes[text.size - 1]))
+        text.size--;
+    return text;
+}
+
+// False if the bytes are no UTF-8.
+static bool write_string(struct nib_writer *out, struct nib_text text)
+{
+    json_t *string = json_stringn(text.bytes ? text.bytes : "", text.size);
+    char *dumped = string ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
+    if (dumped)
+        nib_write_string(out, dumped);
+    free(dumped);
+    json_decref(string);
+    return dumped != NULL;
+}
+
+// As JSON of one of `types`, in the words of the text where it is that already; a string when it can be nothing else.
+static bool write_value_of(struct nib_writer *out, struct nib_text text, unsigned types)
+{
+    struct nib_text word = trimmed(text);
+    const char *constant = (types & NULLS) && is_word(word, "null")       ? "null"
+                           : (types & BOOLEANS) && is_word(word, "true")  ? "true"
+                           : (types & BOOLEANS) && is_word(word, "false") ? "false"
+                                                                          : NULL;
+    if (constant) {
+        nib_write_string(out, constant);
+        return true;
+    }
+    unsigned parsed = types & (INTEGERS | NUMBERS | OBJECTS | ARRAYS);
+    json_t *read = parsed ? json_loadb(word.bytes ? word.bytes : "", word.size, JSON_DECODE_ANY, NULL) : NULL;
+    bool fits = read && (type_of(read) & parsed);
+    json_decref(read);
+    if (!fits)
+        return write_string(out, text);
+    nib_write_text(out, word);
+    return true;
+}
+
+static unsigned argument_types(const json_t *parameters, const char *name)
+{
+    const json_t *schema = json_object_get(json_object_get(parameters, "properties"), name);
+    unsigned types = types_of(schema, 0);
+    if (types)
+        return types;
+    bool unsaid = json_is_object(schema) || json_is_true(schema); // there is a schema, but it takes anything
+    return unsaid ? NULLS | BOOLEANS | INTEGERS | NUMBERS | OBJECTS | ARRAYS : STRINGS;
+}
+
+// ---- reading
+
+static void skip(struct nib_text *text, size_t count)
+{
+    text->bytes += count;
+    text->size -= count;
+}
+
+static void skip_space(struct nib_text *text)
+{
+    while (text->size && strchr(" \t\r\n", *text->bytes) && *text->bytes)
+        skip(text, 1);
+}
+
+static bool begins(struct nib_text text, const char *tag)
+{
+    size_t size = strlen(tag);
+    return text.size >= size && memcmp(text.bytes, tag, size) == 0;
+}
+
+static bool take(struct nib_text *text, const char *tag)
+{
+    if (!begins(*text, tag))
+        return false;
+    skip(text, strlen(tag));
+    return true;
+}
+
+// Up to ">", which is passed; without quotes.
+static bool take_name(struct nib_text *text, struct nib_text *name)
+{
+    const char *end = memchr(text->bytes, '>', text->size);
+    if (!end)
+        return false;
+    *name = (struct nib_text){text->bytes, (size_t)(end - text->bytes)};
+    skip(text, name->size + 1);
+    if (name->size >= 2 && (*name->bytes == '"' || *name->bytes == '\'') &&
+        name->bytes[name->size - 1] == *name->bytes) {
+        name->bytes++;
+        name->size -= 2;
+    }
+    return name->size > 0;
+}
+
+// Up to the end tag behind which the call goes on as it must: a value may have such a tag in it. Passes it.
+static bool take_value(struct nib_text *text, const struct nib_tool_markup *markup, struct nib_text *value)
+{
+    *value = (struct nib_text){text->bytes, 0};
+    while (text->size) {
+        struct nib_text rest = *text;
+        if (take(&rest, markup->argument_end)) {
+            struct nib_text behind = rest;
+            skip_space(&behind);
+            if (begins(behind, markup->argument) || begins(behind, markup->call_end)) {
+                *text = rest;
+                return true;
+            }
+        }
+        skip(text, 1);
+        value->size++;
+    }
+    return false;
+}
+
+// A line break on either side belongs to the tags.
+static struct nib_text without_breaks(struct nib_text value)
+{
+    if (value.size && *value.bytes == '\n')
+        skip(&value, 1);
+    if (value.size && value.bytes[value.size - 1] == '\n')
+        value.size--;
+    return value;
+}
+
+// What is known of a call while its arguments are read.
+struct arguments {
+    json_t *parameters; // its tool's schema, or NULL
+    json_t *names;      // an object: those that have been read
+    struct nib_writer out;
+};
+
+// False for a name that is taken or bytes that are no UTF-8.
+static bool write_argument(struct arguments *arguments, struct nib_text name, struct nib_text value)
+{
+    json_t *string = json_stringn(name.bytes, name.size);
+    const char *key = json_string_value(string);
+    bool fine = key && strlen(key) == name.size && !json_object_get(arguments->names, key);
+    if (fine && json_object_size(arguments->names))
+        nib_write_string(&arguments->out, ", ");
+    fine = fine && json_object_set_new(arguments->names, key, json_true()) == 0 &&
+           write_string(&arguments->out, name);
+    if (fine) {
+        nib_write_string(&arguments->out, ": ");
+        fine = write_value_of(&arguments->out, without_breaks(value), argument_types(arguments->parameters, key));
+    }
+    json_decref(string);
+    return fine;
+}
+
+static bool read_arguments(struct nib_text *text, const struct nib_tool_markup *markup,
+                           struct arguments *arguments)
+{
+    for (;;) {
+        struct nib_text name, value;
+        skip_space(text);
+        if (take(text, markup->call_end))
+            return true;
+        if (!take(text, markup->argument) || !take_name(text, &name) || !take_value(text, markup, &value) ||
+            !write_argument(arguments, name, value))
+            return false;
+    }
+}
+
+static json_t *parameters_of(struct nib_text name, const struct nib_tool *tools, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (nib_text_equal(tools[i].name, name))
+            return json_loadb(tools[i].parameters.bytes ? tools[i].parameters.bytes : "", tools[i].parameters.size,
+                              0, NULL);
+    return NULL;
+}
+
+// Appends one call; false if none begins here.
+static bool read_call(struct nib_text *text, const struct nib_tool_markup *markup, const struct nib_tool *tools,
+                      size_t count, json_t *calls)
+{
+    struct nib_text name;
+    if (!take(text, markup->call) || !take_name(text, &name))
+        return false;
+    json_t *spelled = json_stringn(name.bytes, name.size);
+    struct arguments arguments = {parameters_of(name, tools, count), json_object(), {0}};
+    nib_write_string(&arguments.out, "{");
+    bool read = spelled && arguments.names && read_arguments(text, markup, &arguments);
+    nib_write_string(&arguments.out, "}");
+    struct nib_text written = nib_writer_text(&arguments.out);
+    if (read && !arguments.out.failed)
+        read = json_array_append_new(calls, json_pack("{s:O, s:s%}", "name", spelled, "arguments", written.bytes,
+                                                      written.size)) == 0;
+    nib_bytes_free(&arguments.out.buffer);
+    json_decref(arguments.parameters);
+    json_decref(arguments.names);
+    json_decref(spelled);
+    return read;
+}
+
+json_t *nib_markup_read(const struct nib_tool_markup *markup, struct nib_text text, const struct nib_tool *tools,
+                        size_t count)
+{
+    json_t *calls = json_array();
+    bool read = calls != NULL;
+    skip_space(&text);
+    while (read && text.size) {
+        read = read_call(&text, markup, tools, count, calls);
+        skip_space(&text);
+    }
+    if (read && json_array_size(calls))
+        return calls;
+    json_decref(calls);
+    return NULL;
+}
+
+// ---- writing
+
+static void write_value(struct nib_writer *out, const struct nib_tool_markup *markup, const json_t *value)
+{
+    if (json_is_string(value)) {
+        nib_write(out, json_string_value(value), json_string_length(value));
+    } else if (json_is_null(value)) {
+        nib_write_string(out, markup->null);
+    } else if (json_is_boolean(value)) {
+        nib_write_string(out, json_is_true(value) ? markup->yes : markup->no);
+    } else {
+        char *dumped = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+        out->failed |= !dumped;
+        nib_write_string(out, dumped ? dumped : "");
+        free(dumped);
+    }
+}
+
+void nib_markup_write_arguments(struct nib_writer *out, const struct nib_tool_markup *markup,
+                                struct nib_text arguments)
+{
+    json_t *read = arguments.size ? json_loadb(arguments.bytes, arguments.size, 0, NULL) : NULL, *value;
+    const char *key;
+    if (arguments.size && !json_is_object(read)) {
+        nib_write_text(out, arguments);
+        nib_write_string(out, "\n");
+    }
+    json_object_foreach(read, key, value)
+    {
+        nib_write_string(out, markup->argument);
+        nib_write_string(out, markup->before_name);
+        nib_write_string(out, key);
+        nib_write_string(out, markup->behind_name);
+        write_value(out, markup, value);
+        nib_write_string(out, markup->argument_end);
+        nib_write_string(out, "\n");
+    }
+    json_decref(read);
+}

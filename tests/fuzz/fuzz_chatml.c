@@ -1,0 +1,10 @@
+// Bytes to a token stream to messages and back, in the chatml format.
+#include "support/turns.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    check_turn_bytes("chatml", data, size);
+    return 0;
+}

@@ -1,0 +1,112 @@
+// What holds for every format of turns: any stream comes back, and the vocabulary and model choose the format.
+#include "support/turn_expect.h"
+
+static const char *const formats[] = {"chatml", "mimo", "minimax", "kimi", "deepseek"};
+enum { FORMATS = sizeof formats / sizeof *formats };
+
+static uint64_t next_random(uint64_t *seed)
+{
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return *seed >> 33;
+}
+
+static int32_t random_token(const struct nib_chat *chat, uint64_t *seed)
+{
+    uint64_t kind = next_random(seed) % 8;
+    if (kind < 3)
+        return TURN_CONTROLS + (int32_t)(next_random(seed) % chat->control_count);
+    if (kind < 5)
+        return TURN_WORDS + (int32_t)(next_random(seed) % TURN_WORD_COUNT);
+    if (kind == 5)
+        return (int32_t)(next_random(seed) % (TURN_TOKENS + 2)) - 1;
+    return "{}\"\n :,namerguments`"[next_random(seed) % 20];
+}
+
+static void every_stream_comes_back(void **state)
+{
+    (void)state;
+    int32_t stream[300];
+    for (int f = 0; f < FORMATS; f++) {
+        struct turn_vocabulary vocabulary = {0};
+        struct nib_chat *chat = open_turns(&vocabulary, formats[f]);
+        uint64_t seed = 1;
+        for (int round = 0; round < 15000; round++) {
+            size_t size = next_random(&seed) % (round % 100 ? 24 : 300);
+            for (size_t i = 0; i < size; i++)
+                stream[i] = random_token(chat, &seed);
+            enum nib_chat_from from = next_random(&seed) & 1 ? NIB_CHAT_FROM_START : NIB_CHAT_FROM_REPLY;
+            const char *fault = check_stream(chat, from, stream, size);
+            if (fault)
+                fail_msg("%s, round %d: %s", formats[f], round, fault);
+        }
+        nib_chat_close(chat);
+    }
+}
+
+// Whatever order a stream has, what it shows is in the messages' texts or headers, which the stream can be made from; here:
+// no call loses its arguments, and no answer what was said in it.
+static void memory_of_tools_is_the_parsers(void **state)
+{
+    (void)state;
+    struct turn_vocabulary vocabulary = {0};
+    struct nib_chat *chat = open_turns(&vocabulary, "minimax");
+    struct nib_chat_parser *parser;
+    assert_int_equal(nib_chat_parser_create(chat, NIB_CHAT_FROM_REPLY, NULL, NULL, &parser, NULL), NIB_OK);
+    char name[] = "f", parameters[] = "{\"properties\": {\"a\": {\"type\": \"integer\"}}}";
+    struct nib_tool tool = {.name = nib_text_of(name), .parameters = nib_text_of(parameters)};
+    nib_chat_parser_set_tools(parser, &tool, 1);
+    memset(name, 'x', sizeof name - 1);
+    memset(parameters, 'x', sizeof parameters - 1);
+    int32_t tokens[200];
+    size_t count = turn_tokens(chat,
+                               "<minimax:tool_call><invoke name=\"f\"><parameter name=\"a\">1</parameter></invoke>"
+                               "</minimax:tool_call>",
+                               tokens);
+    for (size_t i = 0; i < count; i++)
+        nib_chat_parser_push(parser, tokens[i], NULL);
+    assert_int_equal(nib_chat_parser_finish(parser, NULL), NIB_OK);
+    assert_int_equal(nib_chat_parser_count(parser), 1);
+    assert_true(nib_text_equal(nib_chat_parser_message(parser, 0)->text, nib_text_of("{\"a\": 1}")));
+    nib_chat_parser_free(parser);
+    nib_chat_close(chat);
+}
+
+static void expect_format(const char *of_vocabulary, const char *model_type, const char *expected)
+{
+    struct turn_vocabulary vocabulary = {.format = nib_chat_format_find(of_vocabulary)};
+    struct nib_vocabulary of_chat = {&vocabulary, turn_control, turn_bytes};
+    struct nib_chat *chat;
+    assert_int_equal(nib_chat_open_fitting(&of_chat, model_type, &chat, NULL), NIB_OK);
+    assert_string_equal(nib_chat_name(chat), expected);
+    nib_chat_close(chat);
+}
+
+static void vocabulary_and_model_choose_the_format(void **state)
+{
+    (void)state;
+    expect_format("harmony", "gpt_oss", "harmony");
+    expect_format("chatml", "qwen3_moe", "chatml");
+    expect_format("chatml", NULL, "chatml");
+    expect_format("mimo", "mimo_v2_flash", "mimo"); // the same tokens
+    expect_format("mimo", NULL, "chatml");
+    expect_format("minimax", "minimax_m2", "minimax");
+    expect_format("kimi", "kimi_k2", "kimi");
+    expect_format("deepseek", "deepseek_v3", "deepseek");
+    expect_format("harmony", "mimo_v2_flash", "harmony"); // the model's format needs other tokens
+    struct turn_vocabulary vocabulary = {.format = nib_chat_format_find("chatml"), .absent = {"<|im_start|>"}};
+    struct nib_vocabulary of_chat = {&vocabulary, turn_control, turn_bytes};
+    struct nib_chat *chat;
+    struct nib_error err;
+    assert_int_equal(nib_chat_open_fitting(&of_chat, "mimo_v2", &chat, &err), NIB_ERR_NOT_FOUND);
+    assert_non_null(strstr(err.message, "kimi"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_stream_comes_back),
+        cmocka_unit_test(memory_of_tools_is_the_parsers),
+        cmocka_unit_test(vocabulary_and_model_choose_the_format),
+    };
+    return cmocka_run_group_tests_name("chat_turns", tests, NULL, NULL);
+}
