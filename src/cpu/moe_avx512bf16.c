@@ -17,8 +17,6 @@
 #include "cpu/moe_activation.h"
 
 #define FOLD_FROM 5 // activation rows in one multiply
-#define PANEL_CHUNKS 32
-#define NEAR_BYTES 720 // ahead of each row: brings on to L1 what the prefetch of the block ahead left in L2
 
 // `rows` rows of a panel.
 struct rows {
@@ -67,6 +65,11 @@ INLINE void multiply_chunk(const struct rows *from, int64_t c, int64_t partial, 
     }
 }
 
+static const uint8_t *next_rows(const struct panel *panel, int row)
+{
+    return row < NIB_MOE_ROWS ? nib_moe_block_packed(panel->block, row) + panel->start / 2 : panel->after;
+}
+
 // All rows of the panel, `rows` at a time, so that their sums stay in registers.
 INLINE void multiply_panel(const struct panel *panel, int rows, const uint16_t *const *x, int m,
                            __m512 (*saved)[NIB_MOE_ROWS])
@@ -83,15 +86,15 @@ INLINE void multiply_panel(const struct panel *panel, int rows, const uint16_t *
                 sum[t * rows + i] = panel->start ? saved[t][first + i] : _mm512_setzero_ps();
         }
         if (panel->ahead) {
-            // both blocks have the same strides
-            uintptr_t distance = (uintptr_t)nib_moe_block_packed(panel->ahead, first) -
-                                 (uintptr_t)nib_moe_block_packed(panel->block, first);
-            const uintptr_t near = rows > 2 ? NEAR_BYTES : 2 * NEAR_BYTES;
+            // Into L2 the block ahead, and from there on to L1 the rows that come next. All blocks have the same strides.
+            uintptr_t far = (uintptr_t)nib_moe_block_packed(panel->ahead, first) -
+                            (uintptr_t)nib_moe_block_packed(panel->block, first);
+            uintptr_t near = (uintptr_t)next_rows(panel, first + rows) - (uintptr_t)from.packed[0];
             for (int64_t c = 0; c < panel->chunks; c++) {
                 UNROLL
                 for (int i = 0; i < rows; i++) {
                     uintptr_t here = (uintptr_t)from.packed[i] + (uintptr_t)(c * CHUNK_BYTES);
-                    _mm_prefetch((const char *)(here + distance), _MM_HINT_T1);
+                    _mm_prefetch((const char *)(here + far), _MM_HINT_T1);
                     _mm_prefetch((const char *)(here + near), _MM_HINT_T0);
                 }
                 multiply_chunk(&from, c, 0, rows, x, m, sum);
@@ -191,7 +194,8 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
         nib_moe_multiply_many(block, ahead, n, x, m, out);
         return;
     }
-    const int64_t panel_columns = PANEL_CHUNKS * NIB_MOE_CHUNK;
+    // One or two activation rows stay in L1 whole; of more, as much as leaves room for the weights.
+    const int64_t panel_columns = (m <= 2 ? 64 : 8) * NIB_MOE_CHUNK;
     struct panel panel = {.block = block, .ahead = ahead};
     __m512 saved[NIB_MOE_FEW][NIB_MOE_ROWS];
     for (panel.start = 0; panel.start < n; panel.start += panel_columns) {
@@ -199,6 +203,9 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
         const uint16_t *from[NIB_MOE_FEW];
         panel.chunks = columns / NIB_MOE_CHUNK;
         panel.partial = columns % NIB_MOE_CHUNK / NIB_MX_BLOCK;
+        if (ahead)
+            panel.after = panel.start + columns < n ? nib_moe_block_packed(block, 0) + (panel.start + columns) / 2
+                                                    : nib_moe_block_packed(ahead, 0);
         for (int t = 0; t < m; t++)
             from[t] = (const uint16_t *)x[t] + panel.start;
         if (ahead)

@@ -23,6 +23,7 @@
 struct panel {
     const struct nib_moe_block *block;
     const struct nib_moe_block *ahead; // to prefetch, or NULL
+    const uint8_t *after;              // packed weights of the first rows that are multiplied behind this panel
     int64_t start;                     // its first column
     int64_t chunks;                    // whole ones
     int64_t partial;                   // scales in a last, partial chunk
