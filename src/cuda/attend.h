@@ -31,7 +31,7 @@ struct nib_cuda_attention {
     float *y;                           /* [T, n_heads * v_dim], or NULL */
     uint16_t *y_half;                   /* the same as bf16, or NULL */
     const float *q;                     /* [T, n_heads * head_dim] */
-    struct nib_cuda_cache keys, values; // heads' columns lie one after another from column 0
+    struct nib_cuda_cache keys, values; // of one group: the keys' tables serve both; heads lie side by side
     int32_t n_heads, n_kv_heads, head_dim, v_dim;
     int32_t window; // 0: all tokens
     float scale, value_scale;
@@ -43,18 +43,22 @@ struct nib_cuda_attention {
     void *scratch; // nib_cuda_attend_scratch bytes, zero before the first call; one call at a time
 };
 
-// For steps of at most `rows` rows.
-size_t nib_cuda_attend_scratch(int32_t rows, int32_t n_heads, int32_t n_kv_heads, int32_t v_dim);
+// Enough for a step of any size.
+size_t nib_cuda_attend_scratch(int32_t n_heads, int32_t n_kv_heads, int32_t v_dim);
 
-// A row whose position is negative is padding: nothing is written for it.
+// Whether there are kernels for heads of this size.
+bool nib_cuda_attend_takes(int32_t head_dim, int32_t v_dim);
+
+// A row whose position is negative is padding: nothing is written for it. The step's arrays and what earlier steps cached
+// are read before the previous kernel has ended: they must not be its work.
 cudaError_t nib_cuda_attend_paged(cudaStream_t stream, const struct nib_cuda_step *step,
                                   const struct nib_cuda_attention *call);
 
-// What comes before: q and k are rotated in place at their rows' positions, k and v written to their pages as bf16. Rows
-// with a negative position are left alone. v may be NULL (one cache holds both).
+// What comes before: q is rotated in place at its rows' positions; k, rotated, and v go to their pages as bf16. Rows with a
+// negative position are left alone. v may be NULL (one cache holds both).
 struct nib_cuda_rotate_append {
     float *q;       /* [T, q_heads * head_dim], or NULL */
-    float *k;       /* [T, k_heads * k_dim] */
+    const float *k; /* [T, k_heads * k_dim], k_heads * k_dim = keys.width */
     const float *v; /* [T, values.width], or NULL */
     int32_t q_heads, head_dim, k_heads, k_dim;
     struct nib_cuda_rotation q_turn, k_turn; // dims = 0: none

@@ -1,0 +1,87 @@
+// What the attention kernels share: arguments, and how a cached token is found.
+#ifndef NIB_CUDA_ATTEND_SHAPE_CUH
+#define NIB_CUDA_ATTEND_SHAPE_CUH
+
+#include <cstdint>
+
+#include "cuda/attend.h"
+
+constexpr float log2_e = 1.4426950408889634f;
+
+struct attend_args {
+    nib_cuda_attention call;
+    nib_cuda_step step;
+    int first_row, rows; // of this launch
+};
+
+// 16 bytes from a cached row to shared memory, past the L1.
+__device__ __forceinline__ void copy_16(uint32_t target, const void *source)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int left> __device__ __forceinline__ void wait_copies()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements, transposed; addresses as in load_matrices.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&values)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t value)
+{
+    uint32_t transposed;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(value));
+    return transposed;
+}
+
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Two values as a bf16 pair, the first in the low half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high)
+{
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Row of the cache that holds a token of the sequence with this table.
+__device__ __forceinline__ int64_t cached_row(const nib_cuda_step &step, const int32_t *table, int token)
+{
+    return (static_cast<int64_t>(table[token >> step.page_shift]) << step.page_shift) +
+           (token & (step.page_tokens - 1));
+}
+
+__device__ __forceinline__ int first_visible(int position, int window)
+{
+    return window && position >= window ? position - window + 1 : 0;
+}
+
+__device__ __forceinline__ bool is_prompt(const attend_args &args, int sequence)
+{
+    if (args.call.by_row || args.call.longest <= NIB_CUDA_DECODE_ROWS)
+        return false;
+    const int32_t *first_row = args.step.first_row + sequence;
+    return first_row[1] - first_row[0] > NIB_CUDA_DECODE_ROWS;
+}
+
+cudaError_t nib_attend_decode(cudaStream_t stream, attend_args args);
+cudaError_t nib_attend_prefill(cudaStream_t stream, const attend_args &args);
+
+#endif
