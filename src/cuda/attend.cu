@@ -98,10 +98,11 @@ __global__ void __launch_bounds__(rotate_threads)
             call.values.data[v_row * call.values.width + i] = to_bf16(call.v[row * call.values.width + i]);
 }
 
-bool fits(const nib_cuda_attention &call)
+bool fits(const nib_cuda_step &step, const nib_cuda_attention &call)
 {
-    return call.n_kv_heads > 0 && call.n_heads % call.n_kv_heads == 0 && call.keys.width % 8 == 0 &&
-           call.values.width % 8 == 0 && nib_cuda_attend_takes(call.head_dim, call.v_dim);
+    return step.page_tokens >= 16 && call.n_kv_heads > 0 && call.n_heads % call.n_kv_heads == 0 &&
+           call.keys.width % 8 == 0 && call.values.width % 8 == 0 &&
+           nib_cuda_attend_takes(call.head_dim, call.v_dim);
 }
 
 } // namespace
@@ -119,7 +120,7 @@ bool nib_cuda_attend_takes(int32_t head_dim, int32_t v_dim)
 cudaError_t nib_cuda_attend_paged(cudaStream_t stream, const struct nib_cuda_step *step,
                                   const struct nib_cuda_attention *call)
 {
-    if (!fits(*call))
+    if (!fits(*step, *call))
         return cudaErrorInvalidValue;
     attend_args args = {*call, *step, 0, step->n_tokens};
     bool latent = call->head_dim == 576; // no prefill kernel

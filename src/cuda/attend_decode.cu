@@ -1,8 +1,8 @@
-// Attention for rows of few-row sequences: the tokens that a row sees are cut into splits, and a block takes the splits of
-// a row and kv head, with up to 8 or 16 of its query heads, one after another. Four warps take tiles of 16 tokens in turn,
-// each through its own ring in shared memory, and multiply keys x queries and values x probabilities on the tensor cores,
-// heads in the columns: with 8 heads of a kv head nothing is computed in vain. Loads of tokens from earlier steps begin
-// before the previous kernel has ended.
+// Attention for rows of few-row sequences. The tokens that a row sees are cut into splits, and a warp takes a split of one
+// kv head with up to 8 or 16 of its query heads: 16 tokens at a time, through its own ring in shared memory, keys times
+// queries and values times probabilities on the tensor cores with the heads in the columns, so that with 8 heads to a kv
+// head nothing is computed in vain. Neighbouring warps take neighbouring kv heads, whose rows lie side by side in memory.
+// Loads of tokens from earlier steps begin before the previous kernel has ended. A second kernel adds up the splits.
 #include "cuda/attend_shape.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mx_decode.cuh"
@@ -42,10 +42,10 @@ struct head_sum {
     float largest, sum;
 };
 
+// Splits that are not all their row sees, at [row][split][column]; a column is a kv head and some of its query heads.
 struct scratch_layout {
-    unsigned *arrived; /* [max_rows, columns] splits finished; zero between calls */
-    head_sum *sums;    /* [splits, columns, heads] */
-    float *values;     /* [splits, columns, heads, v_dim] */
+    head_sum *sums; /* [max_rows, max_splits, columns, heads] */
+    float *values;  /* [max_rows, max_splits, columns, heads, v_dim] */
 };
 
 template <int key_dim, int v_dim, int groups, bool latent> struct shape {
@@ -55,59 +55,38 @@ template <int key_dim, int v_dim, int groups, bool latent> struct shape {
                          value_pitch = latent ? key_pitch : 16 * (value_pieces | 1);
     static constexpr int key_bytes = tile_tokens * key_pitch;
     static constexpr int stage_bytes = key_bytes + (latent ? 0 : tile_tokens * value_pitch);
-    static constexpr int stages = 2;
-    static constexpr int ring_bytes = stages * stage_bytes;
-    static constexpr int residents = key_dim <= 64 && groups == 1 ? 5 : 1; // blocks of an SM at least
-    static constexpr int merged_pitch = v_dim + 4;                         // floats between heads in shared memory
-    static constexpr int merged_bytes = warps * heads * merged_pitch * 4;
-    static constexpr int shared_bytes = warps * ring_bytes > merged_bytes ? warps *ring_bytes : merged_bytes;
-    static_assert(max_splits * heads * sizeof(head_sum) <= shared_bytes, "the splits' sums go there, too");
+    static constexpr int stages = key_dim <= 64 ? 4 : key_dim <= 128 ? 3 : 2;
+    static constexpr int shared_bytes = warps * stages * stage_bytes;
 };
 
-// What a block works on.
+// What a warp works on.
 struct unit {
     row_splits splits;
-    int row, split, column, kv_head, first_head, heads; // heads: how many of the columns are in use
+    int row, split, column, kv_head, first_head, heads; // heads: how many of the column's are in use
+    int tile, end;                                      // of the split
+    int fresh;                                          // tokens from here on are of this step
     const int32_t *table;
-    int fresh; // tokens from here on are of this step
 };
 
-template <typename S> struct tile_copier {
-    const attend_args &args;
-    const unit &u;
-    uint32_t ring;
-    int lane;
+__device__ __forceinline__ int columns_of(const nib_cuda_attention &call, int heads_each)
+{
+    return call.n_kv_heads * ((call.n_heads / call.n_kv_heads + heads_each - 1) / heads_each);
+}
 
-    template <int pieces, int pitch>
-    __device__ __forceinline__ void copy(const nib_cuda_cache &cache, int offset, int tile, uint32_t target) const
-    {
-        const uint16_t *base = cache.data + offset;
-#pragma unroll
-        for (int i = 0; i < pieces * tile_tokens / 32; i++) {
-            int index = i * 32 + lane, token = index / pieces, piece = index % pieces;
-            // the tile may run beyond the last token: its page may not exist
-            int64_t row = cached_row(args.step, u.table,
-                                     max(min(tile * tile_tokens + token, u.splits.position), u.splits.first));
-            copy_16(target + token * pitch + piece * 16, base + row * cache.width + piece * 8);
-        }
-    }
+__device__ __forceinline__ void find_heads(const nib_cuda_attention &call, int column, int heads_each, unit &u)
+{
+    int group = call.n_heads / call.n_kv_heads, chunks = (group + heads_each - 1) / heads_each;
+    int skipped = column % chunks * heads_each;
+    u.column = column;
+    u.kv_head = column / chunks;
+    u.first_head = u.kv_head * group + skipped;
+    u.heads = min(heads_each, group - skipped);
+}
 
-    __device__ __forceinline__ void start(int tile, int stage) const
-    {
-        const nib_cuda_attention &call = args.call;
-        uint32_t target = ring + stage * S::stage_bytes;
-        copy<S::key_pieces, S::key_pitch>(call.keys, u.kv_head * call.head_dim, tile, target);
-        if constexpr (S::stage_bytes > S::key_bytes)
-            copy<S::value_pieces, S::value_pitch>(call.values, u.kv_head * call.v_dim, tile,
-                                                  target + S::key_bytes);
-    }
-};
-
-// The block's unit of that number. before[row]: splits of the rows before it.
+// The unit of that number. before[row]: splits of the rows before it.
 __device__ __forceinline__ unit find_unit(const attend_args &args, const int *before, int index, int columns,
                                           int heads_each)
 {
-    const nib_cuda_attention &call = args.call;
     int split = index / columns, low = 0, high = args.rows;
     while (high - low > 1) {
         int middle = (low + high) / 2;
@@ -117,19 +96,24 @@ __device__ __forceinline__ unit find_unit(const attend_args &args, const int *be
             high = middle;
     }
     unit u;
-    int group = call.n_heads / call.n_kv_heads, chunks = (group + heads_each - 1) / heads_each;
+    find_heads(args.call, index - split * columns, heads_each, u);
+    int row = args.first_row + low, sequence = args.step.sequence_of[row];
     u.row = low;
     u.split = split - before[low];
-    u.column = index - split * columns;
-    u.kv_head = u.column / chunks;
-    int skipped = u.column % chunks * heads_each;
-    u.first_head = u.kv_head * group + skipped;
-    u.heads = min(heads_each, group - skipped);
-    int row = args.first_row + low, sequence = args.step.sequence_of[row];
-    u.splits = split_row(args.step.positions[row], call.window);
-    u.table = call.keys.tables + static_cast<int64_t>(sequence) * args.step.table_width;
+    u.splits = split_row(args.step.positions[row], args.call.window);
+    u.tile = u.splits.first_tile + u.split * u.splits.tiles_each;
+    u.end = min(u.tile + u.splits.tiles_each, u.splits.first_tile + u.splits.tiles);
     u.fresh = args.call.longest == 1 ? u.splits.position : args.step.positions[args.step.first_row[sequence]];
+    u.table = args.call.keys.tables + static_cast<int64_t>(sequence) * args.step.table_width;
     return u;
+}
+
+__device__ __forceinline__ int splits_of(const attend_args &args, int row)
+{
+    int position = args.step.positions[args.first_row + row];
+    if (position < 0 || is_prompt(args, args.step.sequence_of[args.first_row + row]))
+        return 0;
+    return split_row(position, args.call.window).count;
 }
 
 // before[i] = splits of rows 0 … i - 1; rows that are padding or belong to prompts have none.
@@ -139,11 +123,7 @@ __device__ __forceinline__ void count_splits(const attend_args &args, int *befor
     __shared__ int of_warp[max_rows / 32];
     int row = threadIdx.x, count = 0;
     if (row < max_rows) {
-        if (row < args.rows) {
-            int position = args.step.positions[args.first_row + row];
-            if (position >= 0 && !is_prompt(args, args.step.sequence_of[args.first_row + row]))
-                count = split_row(position, args.call.window).count;
-        }
+        count = row < args.rows ? splits_of(args, row) : 0;
         for (int step = 1; step < 32; step *= 2) {
             int left = __shfl_up_sync(~0u, count, step);
             count += threadIdx.x % 32 >= step ? left : 0;
@@ -160,6 +140,34 @@ __device__ __forceinline__ void count_splits(const attend_args &args, int *befor
     if (row == 0)
         before[0] = 0;
     __syncthreads();
+}
+
+// Rows of a tile, which lies in one page, to shared memory; tokens that the row does not see, which
+// may hold anything, as zeros.
+template <int pieces, int pitch>
+__device__ __forceinline__ void copy_rows(const nib_cuda_cache &cache, int64_t row, int offset, int skip, int end,
+                                          uint32_t target, int lane)
+{
+    const uint16_t *base = cache.data + row * cache.width + offset;
+#pragma unroll
+    for (int i = 0; i < pieces * tile_tokens / 32; i++) {
+        int index = i * 32 + lane, token = index / pieces, piece = index % pieces;
+        copy_16_or_zeros(target + token * pitch + piece * 16,
+                         base + token * static_cast<int>(cache.width) + piece * 8, token >= skip && token < end);
+    }
+}
+
+template <typename S>
+__device__ __forceinline__ void copy_tile(const attend_args &args, const unit &u, int tile, uint32_t target,
+                                          int lane)
+{
+    const nib_cuda_attention &call = args.call;
+    int first = tile * tile_tokens, skip = u.splits.first - first, end = u.splits.position - first + 1;
+    int64_t row = cached_row(args.step, u.table, first);
+    copy_rows<S::key_pieces, S::key_pitch>(call.keys, row, u.kv_head * call.head_dim, skip, end, target, lane);
+    if constexpr (S::stage_bytes > S::key_bytes)
+        copy_rows<S::value_pieces, S::value_pitch>(call.values, row, u.kv_head * call.v_dim, skip, end,
+                                                   target + S::key_bytes, lane);
 }
 
 // Queries as the products' second operand: of heads lane / 4 + 8 j, in bf16.
@@ -261,13 +269,31 @@ __device__ __forceinline__ void attend_tile(const attend_args &args, const unit 
     }
 }
 
-// The warps' sums to shared memory: values at [warp][head][v], and largest and sum beside them.
-template <typename S, int v_dim, int groups>
-__device__ __forceinline__ void spill(accumulator<v_dim, groups> &acc, float *merged, head_sum (*sums)[S::heads],
-                                      int warp, int lane)
+// One more logit, which may be the largest, joins the sum; returns what the values are to be multiplied by.
+__device__ __forceinline__ float final_factor(const nib_cuda_attention &call, int head, float largest, float sum)
 {
+    float factor = 1;
+    if (call.sinks) {
+        float sink = call.sinks[head] * log2_e, most = fmaxf(sink, largest);
+        factor = exp2_fast(largest - most);
+        sum = sum * factor + exp2_fast(sink - most);
+    }
+    return factor * call.value_scale / sum;
+}
+
+// A warp's sums become the row's result, or its split's for the second kernel to add up.
+template <int v_dim, int groups>
+__device__ __forceinline__ void store_unit(const attend_args &args, const scratch_layout &scratch, int columns,
+                                           const unit &u, accumulator<v_dim, groups> &acc, int lane)
+{
+    const nib_cuda_attention &call = args.call;
+    bool whole = u.splits.count == 1;
+    int64_t slot = ((static_cast<int64_t>(u.row) * max_splits + u.split) * columns + u.column) * 8 * groups;
+    int64_t first = (static_cast<int64_t>(args.first_row) + u.row) * call.n_heads + u.first_head;
+    float *to = whole ? call.y : scratch.values;
 #pragma unroll
-    for (int j = 0; j < groups; j++)
+    for (int j = 0; j < groups; j++) {
+        float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int head = j * 8 + lane % 4 * 2 + i;
@@ -275,171 +301,60 @@ __device__ __forceinline__ void spill(accumulator<v_dim, groups> &acc, float *me
             sum += __shfl_xor_sync(~0u, sum, 4);
             sum += __shfl_xor_sync(~0u, sum, 8);
             sum += __shfl_xor_sync(~0u, sum, 16);
-            if (lane < 4)
-                sums[warp][head] = {acc.largest[j][i], sum};
-            float *to = merged + (warp * S::heads + head) * S::merged_pitch + lane / 4;
+            factor[i] = 1;
+            if (whole)
+                factor[i] = head < u.heads ? final_factor(call, u.first_head + head, acc.largest[j][i], sum) : 0;
+            else if (lane < 4)
+                scratch.sums[slot + head] = {acc.largest[j][i], sum};
+            if (head < u.heads && to) {
+                float *at = to + ((whole ? first : slot) + head) * v_dim + lane / 4;
 #pragma unroll
-            for (int m = 0; m < v_dim / 16; m++) {
-                to[m * 16] = acc.values[m][j][i];
-                to[m * 16 + 8] = acc.values[m][j][i + 2];
+                for (int m = 0; m < v_dim / 16; m++) {
+                    at[m * 16] = acc.values[m][j][i] * factor[i];
+                    at[m * 16 + 8] = acc.values[m][j][i + 2] * factor[i];
+                }
             }
         }
-}
-
-// Parts with these sums, one after another, have together the first's `largest` and `sum`; a part counts times
-// weight(its largest).
-struct merger {
-    float largest = -INFINITY, sum = 0;
-
-    __device__ __forceinline__ float weight(float of) const
-    {
-        return of == -INFINITY ? 0 : exp2_fast(of - largest);
-    }
-};
-
-template <typename Load> __device__ __forceinline__ merger merge_sums(int parts, Load load)
-{
-    merger m;
-    for (int i = 0; i < parts; i++)
-        m.largest = fmaxf(m.largest, load(i).largest);
-    for (int i = 0; i < parts; i++)
-        m.sum += load(i).sum * m.weight(load(i).largest);
-    return m;
-}
-
-__device__ __forceinline__ void store_result(const attend_args &args, const unit &u, int head, int column,
-                                             const merger &m, const float4 &values)
-{
-    const nib_cuda_attention &call = args.call;
-    float sum = m.sum, factor = 1;
-    if (call.sinks) { // one more logit, which may be the largest
-        float sink = call.sinks[u.first_head + head] * log2_e, largest = fmaxf(sink, m.largest);
-        factor = exp2_fast(m.largest - largest);
-        sum = sum * factor + exp2_fast(sink - largest);
-    }
-    factor *= call.value_scale / sum;
-    float4 y = make_float4(values.x * factor, values.y * factor, values.z * factor, values.w * factor);
-    int64_t at =
-        (static_cast<int64_t>(args.first_row + u.row) * call.n_heads + u.first_head + head) * call.v_dim + column;
-    if (call.y)
-        *reinterpret_cast<float4 *>(call.y + at) = y;
-    if (call.y_half)
-        *reinterpret_cast<uint2 *>(call.y_half + at) = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
-}
-
-__device__ __forceinline__ void add_scaled(float4 &sum, float weight, const float4 &v)
-{
-    sum.x += weight * v.x;
-    sum.y += weight * v.y;
-    sum.z += weight * v.z;
-    sum.w += weight * v.w;
-}
-
-// All splits of the row and column, in order.
-template <typename S, int v_dim>
-__device__ __forceinline__ void combine_splits(const attend_args &args, const unit &u,
-                                               const scratch_layout &scratch, int64_t first, int columns,
-                                               head_sum *shared_sums)
-{
-    int parts = u.splits.count;
-    for (int i = threadIdx.x; i < parts * S::heads; i += threads) {
-        const head_sum *from =
-            scratch.sums + (first + static_cast<int64_t>(i / S::heads) * columns) * S::heads + i % S::heads;
-        float2 pair = __ldcg(reinterpret_cast<const float2 *>(from));
-        shared_sums[i] = {pair.x, pair.y};
-    }
-    __syncthreads();
-    for (int item = threadIdx.x; item < u.heads * (v_dim / 4); item += threads) {
-        int head = item / (v_dim / 4), column = item % (v_dim / 4) * 4;
-        merger m = merge_sums(parts, [&](int i) { return shared_sums[i * S::heads + head]; });
-        const float *from = scratch.values + (first * S::heads + head) * v_dim + column;
-        int64_t step = static_cast<int64_t>(columns) * S::heads * v_dim;
-        float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-        for (int i = 0; i < parts; i++)
-            add_scaled(sum, m.weight(shared_sums[i * S::heads + head].largest),
-                       __ldcg(reinterpret_cast<const float4 *>(from + i * step)));
-        store_result(args, u, head, column, m, sum);
-    }
-    __syncthreads();
-}
-
-// The warps' sums become the row's result, or its split's, which the last block to come adds up.
-template <typename S, int v_dim>
-__device__ __forceinline__ void finish_unit(const attend_args &args, const unit &u, const scratch_layout &scratch,
-                                            const int *before, int columns, float *merged,
-                                            const head_sum (*sums)[S::heads], bool *last)
-{
-    int64_t first = static_cast<int64_t>(before[u.row]) * columns + u.column,
-            slot = first + static_cast<int64_t>(u.split) * columns;
-    bool single = u.splits.count == 1;
-    for (int item = threadIdx.x; item < u.heads * (v_dim / 4); item += threads) {
-        int head = item / (v_dim / 4), column = item % (v_dim / 4) * 4;
-        merger m = merge_sums(warps, [&](int i) { return sums[i][head]; });
-        float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int i = 0; i < warps; i++)
-            add_scaled(
-                sum, m.weight(sums[i][head].largest),
-                *reinterpret_cast<const float4 *>(merged + (i * S::heads + head) * S::merged_pitch + column));
-        if (single) {
-            store_result(args, u, head, column, m, sum);
+        if (!whole || !call.y_half)
             continue;
-        }
-        *reinterpret_cast<float4 *>(scratch.values + (slot * S::heads + head) * v_dim + column) = sum;
-        if (column == 0)
-            scratch.sums[slot * S::heads + head] = {m.largest, m.sum};
-    }
-    if (single) {
-        __syncthreads();
-        return;
-    }
-    __threadfence();
-    __syncthreads();
-    unsigned *arrived = scratch.arrived + u.row * columns + u.column;
-    if (threadIdx.x == 0) {
-        *last = add_acquire_release(arrived, 1) + 1 == static_cast<unsigned>(u.splits.count);
-        if (*last)
-            *arrived = 0;
-    }
-    __syncthreads();
-    if (*last) {
-        __threadfence();
-        combine_splits<S, v_dim>(args, u, scratch, first, columns, reinterpret_cast<head_sum *>(merged));
+        uint16_t *half = call.y_half + (first + j * 8 + lane / 4) * v_dim + lane % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < v_dim / 16; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t pair = transpose_matrix(
+                    pack_bf16(acc.values[m][j][2 * i] * factor[0], acc.values[m][j][2 * i + 1] * factor[1]));
+                if (j * 8 + lane / 4 < u.heads)
+                    *reinterpret_cast<uint32_t *>(half + m * 16 + i * 8) = pair;
+            }
     }
 }
 
 template <int key_dim, int v_dim, int groups, bool latent>
-__global__ void __launch_bounds__(threads, (shape<key_dim, v_dim, groups, latent>::residents))
-    attend_decode(const __grid_constant__ attend_args args, const scratch_layout scratch)
+__global__ void __launch_bounds__(threads, key_dim <= 64 && groups == 1 ? 4 : 1)
+    attend_splits(const __grid_constant__ attend_args args, const scratch_layout scratch)
 {
     using S = shape<key_dim, v_dim, groups, latent>;
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ int before[max_rows + 1];
-    __shared__ head_sum sums[warps][S::heads];
-    __shared__ bool last;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int group = args.call.n_heads / args.call.n_kv_heads;
-    int columns = args.call.n_kv_heads * ((group + S::heads - 1) / S::heads);
-    uint32_t ring = shared_address(memory) + warp * S::ring_bytes;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = columns_of(args.call, S::heads);
+    uint32_t ring = shared_address(memory) + warp * S::stages * S::stage_bytes;
 
     count_splits(args, before);
-    int units = before[args.rows] * columns;
-    bool waited = false;
-    for (int index = blockIdx.x; index < units; index += gridDim.x) {
+    int units = before[args.rows] * columns, blocks = gridDim.x;
+    // Few units go to as many multiprocessors as there are; of many, neighbours stay together.
+    bool spread = units <= 2 * blocks, waited = false;
+    for (int index = spread ? warp * blocks + blockIdx.x : blockIdx.x * warps + warp; index < units;
+         index += blocks * warps) {
         unit u = find_unit(args, before, index, columns, S::heads);
-        tile_copier<S> copier = {args, u, ring, lane};
-        int tile = u.splits.first_tile + u.split * u.splits.tiles_each,
-            end = min(tile + u.splits.tiles_each, u.splits.first_tile + u.splits.tiles);
-        tile += warp;
         int started = 0;
         if (!waited) { // what earlier steps have cached can be had at once
             for (; started < S::stages; started++) {
-                int next = tile + started * warps;
-                if (next < end && (next + 1) * tile_tokens > u.fresh)
+                int next = u.tile + started;
+                if (next < u.end && (next + 1) * tile_tokens > u.fresh)
                     break;
-                if (next < end)
-                    copier.start(next, started);
+                if (next < u.end)
+                    copy_tile<S>(args, u, next, ring + started * S::stage_bytes, lane);
                 commit_copies();
             }
             wait_for_previous_kernel();
@@ -447,8 +362,8 @@ __global__ void __launch_bounds__(threads, (shape<key_dim, v_dim, groups, latent
             waited = true;
         }
         for (; started < S::stages; started++) {
-            if (tile + started * warps < end)
-                copier.start(tile + started * warps, started);
+            if (u.tile + started < u.end)
+                copy_tile<S>(args, u, u.tile + started, ring + started * S::stage_bytes, lane);
             commit_copies();
         }
         uint32_t q[groups][key_dim / 16][2];
@@ -457,27 +372,67 @@ __global__ void __launch_bounds__(threads, (shape<key_dim, v_dim, groups, latent
 #pragma unroll
         for (int j = 0; j < groups; j++)
             acc.largest[j][0] = acc.largest[j][1] = -INFINITY;
+        int stage = 0;
 #pragma unroll 1
-        for (int stage = 0; tile < end; tile += warps, stage ^= 1) {
+        for (int tile = u.tile; tile < u.end; tile++) {
             wait_copies<S::stages - 1>();
             __syncwarp();
             attend_tile<S, key_dim, v_dim, groups>(args, u, tile, ring + stage * S::stage_bytes, q, acc, lane);
             __syncwarp();
-            if (tile + S::stages * warps < end)
-                copier.start(tile + S::stages * warps, stage);
+            if (tile + S::stages < u.end)
+                copy_tile<S>(args, u, tile + S::stages, ring + stage * S::stage_bytes, lane);
             commit_copies();
+            stage = stage + 1 == S::stages ? 0 : stage + 1;
         }
-        wait_copies<0>();
-        __syncthreads(); // the rings turn into room for the sums
-        float *merged = reinterpret_cast<float *>(memory);
-        spill<S, v_dim, groups>(acc, merged, sums, warp, lane);
-        __syncthreads();
-        finish_unit<S, v_dim>(args, u, scratch, before, columns, merged, sums, &last);
-        __syncthreads();
+        store_unit<v_dim, groups>(args, scratch, columns, u, acc, lane);
     }
     if (!waited) {
         wait_for_previous_kernel();
         allow_next_kernel();
+    }
+}
+
+// The splits of a row and column, in order: a split counts times 2^(its largest - the largest of all).
+template <int v_dim, int heads>
+__global__ void __launch_bounds__(threads)
+    add_splits(const __grid_constant__ attend_args args, const scratch_layout scratch)
+{
+    __shared__ head_sum sums[max_splits][heads];
+    const nib_cuda_attention &call = args.call;
+    int columns = columns_of(call, heads), row = blockIdx.y, parts = splits_of(args, row);
+    unit u;
+    find_heads(call, blockIdx.x, heads, u);
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    if (parts <= 1)
+        return;
+    int64_t first = (static_cast<int64_t>(row) * max_splits * columns + u.column) * heads,
+            step = static_cast<int64_t>(columns) * heads;
+    for (int i = threadIdx.x; i < parts * heads; i += threads)
+        sums[i / heads][i % heads] = scratch.sums[first + i / heads * step + i % heads];
+    __syncthreads();
+    for (int item = threadIdx.x; item < u.heads * (v_dim / 4); item += threads) {
+        int head = item / (v_dim / 4), at = item % (v_dim / 4) * 4;
+        float largest = -INFINITY, sum = 0;
+        for (int i = 0; i < parts; i++)
+            largest = fmaxf(largest, sums[i][head].largest);
+        const float *from = scratch.values + (first + head) * v_dim + at;
+        float4 y = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+        for (int i = 0; i < parts; i++) {
+            float4 v = *reinterpret_cast<const float4 *>(from + i * step * v_dim);
+            float weight = exp2_fast(sums[i][head].largest - largest);
+            sum += sums[i][head].sum * weight;
+            y = make_float4(y.x + weight * v.x, y.y + weight * v.y, y.z + weight * v.z, y.w + weight * v.w);
+        }
+        float factor = final_factor(call, u.first_head + head, largest, sum);
+        y = make_float4(y.x * factor, y.y * factor, y.z * factor, y.w * factor);
+        int64_t to =
+            ((static_cast<int64_t>(args.first_row) + row) * call.n_heads + u.first_head + head) * v_dim + at;
+        if (call.y)
+            *reinterpret_cast<float4 *>(call.y + to) = y;
+        if (call.y_half)
+            *reinterpret_cast<uint2 *>(call.y_half + to) = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
     }
 }
 
@@ -490,33 +445,40 @@ int sm_count()
     return sms;
 }
 
-scratch_layout scratch_of(void *scratch, int64_t columns, int heads)
+// The most splits of a row.
+int most_splits(const attend_args &args)
 {
-    scratch_layout layout;
-    layout.arrived = static_cast<unsigned *>(scratch);
-    layout.sums = reinterpret_cast<head_sum *>(layout.arrived + (max_rows * columns + 31) / 32 * 32);
-    layout.values = reinterpret_cast<float *>(layout.sums + max_rows * max_splits * columns * heads);
-    return layout;
+    int64_t tokens = static_cast<int64_t>(args.step.table_width) * args.step.page_tokens;
+    if (args.call.window && args.call.window + 2 * tile_tokens <= 12 * tile_tokens)
+        return 1;
+    return tokens <= 12 * tile_tokens ? 1 : max_splits;
 }
 
 template <int key_dim, int v_dim, int groups, bool latent = false>
 cudaError_t launch(cudaStream_t stream, attend_args args)
 {
     using S = shape<key_dim, v_dim, groups, latent>;
-    auto kernel = attend_decode<key_dim, v_dim, groups, latent>;
+    auto kernel = attend_splits<key_dim, v_dim, groups, latent>;
     int group = args.call.n_heads / args.call.n_kv_heads, total = args.rows;
-    int columns = args.call.n_kv_heads * ((group + S::heads - 1) / S::heads), resident = 0;
+    int columns = args.call.n_kv_heads * ((group + S::heads - 1) / S::heads), resident = 0,
+        most = most_splits(args);
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes);
     if (error == cudaSuccess)
         error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, S::shared_bytes);
-    scratch_layout scratch = scratch_of(args.call.scratch, columns, S::heads);
+    scratch_layout scratch;
+    scratch.sums = static_cast<head_sum *>(args.call.scratch);
+    scratch.values = reinterpret_cast<float *>(scratch.sums + max_rows * max_splits * columns * S::heads);
     for (int done = 0; error == cudaSuccess && done < total; done += max_rows) {
         args.first_row = done;
         args.rows = total - done < max_rows ? total - done : max_rows;
-        int64_t most = static_cast<int64_t>(args.rows) * columns * max_splits,
+        int64_t units = static_cast<int64_t>(args.rows) * columns * most,
                 fit = static_cast<int64_t>(sm_count()) * resident;
-        error = nib_launch(kernel, dim3(static_cast<unsigned>(most < fit ? most : fit)), threads,
+        error = nib_launch(kernel, dim3(static_cast<unsigned>(units < fit ? units : fit)), threads,
                            static_cast<size_t>(S::shared_bytes), stream, args, scratch);
+        if (error == cudaSuccess && most > 1)
+            error = nib_launch(add_splits<v_dim, S::heads>,
+                               dim3(static_cast<unsigned>(columns), static_cast<unsigned>(args.rows)), threads, 0,
+                               stream, args, scratch);
     }
     return error;
 }
@@ -525,11 +487,10 @@ cudaError_t launch(cudaStream_t stream, attend_args args)
 
 size_t nib_cuda_attend_scratch(int32_t n_heads, int32_t n_kv_heads, int32_t v_dim)
 {
-    int64_t group = n_heads / n_kv_heads, columns = n_kv_heads * ((group + 7) / 8);
-    int64_t heads = n_kv_heads * ((group + 15) / 16) * 16; // rounded up to what a block takes, at most
-    return static_cast<size_t>((max_rows * columns + 31) / 32 * 32 * 4 +
-                               max_rows * max_splits * heads *
-                                   (v_dim * 4 + static_cast<int64_t>(sizeof(head_sum))));
+    int64_t group = n_heads / n_kv_heads,
+            heads = n_kv_heads * ((group + 15) / 16) * 16; // as a column may be padded
+    return static_cast<size_t>(max_rows * max_splits * heads *
+                               (v_dim * 4 + static_cast<int64_t>(sizeof(head_sum))));
 }
 
 cudaError_t nib_attend_decode(cudaStream_t stream, attend_args args)

@@ -20,6 +20,12 @@ __device__ __forceinline__ void copy_16(uint32_t target, const void *source)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
 }
 
+__device__ __forceinline__ void copy_16_or_zeros(uint32_t target, const void *source, bool copy)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(copy ? 16 : 0)
+                 : "memory");
+}
+
 __device__ __forceinline__ void commit_copies()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -1,5 +1,6 @@
 // Launching a kernel that may be set up while the one before it still runs. Every kernel launched so calls
-// wait_for_previous_kernel before it touches what others write, and allow_next_kernel as early as it likes.
+// wait_for_previous_kernel before it touches what the one before writes, and allow_next_kernel only after that: so when a
+// kernel starts, all but the one before it have ended, and what they wrote can be read at once.
 #ifndef NIB_CUDA_LAUNCH_CUH
 #define NIB_CUDA_LAUNCH_CUH
 

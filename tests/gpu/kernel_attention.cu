@@ -189,7 +189,8 @@ attention_result run(const paged_step &p, bool by_row, int first = 0, int count 
     call.scale = static_cast<float>(p.scale());
     call.value_scale = 1.5f;
     call.sinks = p.shape.sinks ? sinks.data() : nullptr;
-    call.longest = p.longest;
+    for (int i = 0; i < count; i++)
+        call.longest = p.sequences[first + i].fresh > call.longest ? p.sequences[first + i].fresh : call.longest;
     call.by_row = by_row;
     call.scratch = scratch.data();
     attention_result result;
