@@ -1,6 +1,6 @@
-// Tokens drawn from logits on the device, with the meaning of engine/sampler.h: one cluster of blocks a row keeps the
-// row's logits in shared memory; cuts and draws are searches by the logits' bits, over masses in fixed point, so that no
-// sum depends on an order.
+// Tokens drawn from logits on the device, with the meaning of engine/sampler.h. A cluster of blocks keeps a row's logits in
+// shared memory. Cuts and draws look for the token at which a count or a mass is reached, first among bins of a sixteenth
+// of a nat, then digit by digit; masses are in fixed point, so that no sum depends on an order.
 #ifndef NIB_CUDA_SAMPLE_H
 #define NIB_CUDA_SAMPLE_H
 
@@ -15,7 +15,8 @@ extern "C" {
 #define NIB_CUDA_SAMPLE_VOCAB 400000
 #define NIB_CUDA_SAMPLE_TOP 20
 
-// What one row asks for; fields as in struct nib_sampling.
+// What one row asks for; fields as in struct nib_sampling. The engine draws one random number for each token with a
+// temperature.
 struct nib_cuda_sample_ask {
     double unit;       // the uniform random number in [0, 1) to draw with
     float temperature; // 0: the likeliest
