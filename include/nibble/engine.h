@@ -21,6 +21,16 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
+enum { NIB_CACHE_GROUPS = 8 };
+
+// Layers that look equally far back, and what they keep of a sequence.
+struct nib_cache_group {
+    int64_t window; // 0: every token
+    int64_t layers;
+    uint64_t row_bytes;  // of one token in all these layers
+    int64_t most_tokens; // kept of a sequence that fills the context, whole pages
+};
+
 // What an engine will occupy, known before anything is allocated.
 struct nib_memory_plan {
     uint64_t narrowed_bytes;  // 8-bit copies of dense matrices, with dense_int8
@@ -35,6 +45,9 @@ struct nib_memory_plan {
     int32_t context;          // tokens one sequence can hold
     int64_t cache_tokens;     // tokens all sequences together can hold
     int32_t max_sequences, max_step_tokens;
+    size_t cache_element_bytes; // of an element of a cached row
+    int n_cache_groups;
+    struct nib_cache_group cache_groups[NIB_CACHE_GROUPS]; /* [n_cache_groups] */
 };
 
 // Whether activations and cached rows are rounded to bf16 on their way into a product. Rounding is what makes large models
@@ -75,6 +88,12 @@ void nib_engine_close(struct nib_engine *engine); // NULL is fine
 // The plan that nib_engine_open would make. Reads only headers.
 nib_status nib_engine_plan(const char *path, const struct nib_engine_options *options,
                            struct nib_memory_plan *plan, struct nib_error *err);
+
+// The same for a model that is not there yet: of this configuration, with weights of so many bytes.
+struct nib_config;
+nib_status nib_engine_plan_config(const struct nib_config *config, uint64_t weights_bytes,
+                                  const struct nib_engine_options *options, struct nib_memory_plan *plan,
+                                  struct nib_error *err);
 
 const struct nib_memory_plan *nib_engine_memory(const struct nib_engine *engine);
 struct nib_checkpoint *nib_engine_checkpoint(struct nib_engine *engine);

@@ -11,20 +11,6 @@ static json_t *bytes_json(uint64_t bytes)
     return json_integer((json_int_t)bytes);
 }
 
-static void add_plan(const struct nib_memory_plan *plan, json_t *report)
-{
-    json_t *json = json_object();
-    json_object_set_new(json, "weights_bytes", bytes_json(plan->weights_bytes));
-    json_object_set_new(json, "cache_bytes", bytes_json(plan->cache_bytes));
-    json_object_set_new(json, "buffer_bytes", bytes_json(plan->buffer_bytes));
-    json_object_set_new(json, "scratch_bytes", bytes_json(plan->scratch_bytes));
-    json_object_set_new(json, "total_bytes", bytes_json(plan->total_bytes));
-    json_object_set_new(json, "available_bytes", bytes_json(plan->available_bytes));
-    json_object_set_new(json, "context", json_integer(plan->context));
-    json_object_set_new(report, "memory", json);
-    json_object_set_new(report, "cache_bytes_per_token", bytes_json(plan->cache_row_bytes));
-}
-
 static json_t *layer_json(const struct nib_engine *engine, int64_t l)
 {
     struct nib_layer_summary layer;
@@ -57,7 +43,7 @@ static nib_status add_model(const char *path, const struct session_options *sess
     nib_status status = nib_engine_plan(path, &options, &plan, err);
     if (status)
         return status;
-    add_plan(&plan, report);
+    inspect_add_plan(&plan, report);
     options.context = options.max_sequences = options.max_step_tokens = 1;
     options.force = true;
     struct nib_engine *engine;
@@ -98,7 +84,10 @@ int cmd_inspect(int argc, char **argv)
         .arguments = "MODEL",
         .summary =
             "Files, tensors and expert layouts of a checkpoint (a folder or one .safetensors file), the kernels\n"
-            "each layer would run and why, and the memory it would take. Reads headers only.",
+            "each layer would run and why, and the memory it would take. Reads headers only. Of a folder that "
+            "holds but a\n"
+            "config.json, with an index or without: what the whole model would need, and the speed that the read\n"
+            "bandwidth of this machine allows.",
         .options = options,
         .n_options = sizeof options / sizeof *options,
         .positionals = &path,
@@ -113,7 +102,7 @@ int cmd_inspect(int argc, char **argv)
     struct nib_checkpoint *checkpoint;
     struct nib_error err;
     if (nib_checkpoint_open(path, &checkpoint, &err))
-        return report_error(&err);
+        return inspect_absent(path, &session, json, &err);
     json_t *report = json_object();
     bool sound = inspect_files(checkpoint, scales, report);
     nib_status status = add_model(path, &session, report, &err);

@@ -100,7 +100,7 @@ static json_t *experts_json(struct nib_checkpoint *checkpoint, const char *prefi
     return json;
 }
 
-static void add_family(const struct nib_config *config, json_t *report)
+void inspect_add_family(const struct nib_config *config, json_t *report)
 {
     const char *type = NULL, *architecture = NULL;
     if (!config)
@@ -115,7 +115,7 @@ bool inspect_files(struct nib_checkpoint *checkpoint, bool scales, json_t *repor
 {
     bool sound = true;
     json_object_set_new(report, "path", json_string(nib_checkpoint_path(checkpoint)));
-    add_family(nib_checkpoint_config(checkpoint), report);
+    inspect_add_family(nib_checkpoint_config(checkpoint), report);
     json_t *files = json_array(), *experts = json_array();
     for (size_t i = 0; i < nib_checkpoint_file_count(checkpoint); i++)
         json_array_append_new(files, json_string(nib_checkpoint_file(checkpoint, i)));

@@ -129,22 +129,16 @@ static void print_layers(const json_t *layers)
 
 static void print_running(const json_t *report)
 {
-    const json_t *memory = json_object_get(report, "memory"), *unused = json_object_get(report, "unused");
+    const json_t *unused = json_object_get(report, "unused");
     size_t i;
     json_t *name;
-    if (memory)
-        printf("\nmemory for a context of %lld: %s of %s available: weights %s (mapped), KV cache %s, buffers %s, "
-               "scratch %s\n",
-               number(memory, "context"), size(memory, "total_bytes").text, size(memory, "available_bytes").text,
-               size(memory, "weights_bytes").text, size(memory, "cache_bytes").text,
-               size(memory, "buffer_bytes").text, size(memory, "scratch_bytes").text);
+    inspect_print_memory(report);
     if (!json_is_true(json_object_get(report, "runs"))) {
         printf("\nnibble cannot run it: %s\n", text(report, "runs_not_because"));
         return;
     }
     print_layers(json_object_get(report, "layers"));
-    printf("\none decoded token reads %s of weights; the cache grows by %s a token (without windowed layers)\n",
-           size(report, "weight_bytes_per_token").text, size(report, "cache_bytes_per_token").text);
+    printf("\none decoded token reads %s of weights\n", size(report, "weight_bytes_per_token").text);
     json_array_foreach(unused, i, name) printf("unused tensor: %s\n", json_string_value(name));
 }
 

@@ -64,15 +64,21 @@ static nib_status plan_context(struct nib_engine *engine, const struct nib_engin
     plan->context = context;
     plan->cache_tokens = options->cache_tokens ? options->cache_tokens : context;
     struct nib_device_options device = device_options(engine);
-    nib_status status = nib_kv_pool_plan(&engine->pool, shape, engine->ops->cache_element_bytes(&device), context,
+    plan->cache_element_bytes = engine->ops->cache_element_bytes(&device);
+    nib_status status = nib_kv_pool_plan(&engine->pool, shape, plan->cache_element_bytes, context,
                                          plan->cache_tokens, plan->max_sequences, plan->max_step_tokens, err);
     if (status)
         return status;
     plan->cache_bytes = nib_kv_pool_bytes(&engine->pool);
     plan->cache_row_bytes = 0;
-    for (int g = 0; g < engine->pool.n_groups; g++)
-        if (engine->pool.groups[g].window == 0)
-            plan->cache_row_bytes += engine->pool.groups[g].row_bytes;
+    plan->n_cache_groups = engine->pool.n_groups;
+    for (int g = 0; g < engine->pool.n_groups; g++) {
+        const struct nib_kv_group *group = &engine->pool.groups[g];
+        plan->cache_groups[g] = (struct nib_cache_group){group->window, group->layers, group->row_bytes,
+                                                         (int64_t)group->most_live * NIB_PAGE_TOKENS};
+        if (group->window == 0)
+            plan->cache_row_bytes += group->row_bytes;
+    }
     struct nib_scratch_query query = scratch_query(shape);
     plan->scratch_bytes = engine->ops->scratch_bytes(&device, &query);
     uint64_t rows = (uint64_t)plan->max_step_tokens, outputs = (uint64_t)engine->max_outputs;
@@ -120,27 +126,14 @@ static nib_status plan_memory(struct nib_engine *engine, const struct nib_engine
     return NIB_OK;
 }
 
-// Everything up to the plan; allocates only what describes the model.
-static nib_status prepare(struct nib_engine *engine, const char *path, const struct nib_engine_options *options,
-                          struct nib_error *err)
+// From the configuration to the plan; allocates only what describes the model.
+static nib_status prepare_model(struct nib_engine *engine, const struct nib_config *config, uint64_t weights_bytes,
+                                const struct nib_engine_options *options, struct nib_error *err)
 {
-    nib_status status = check_options(options, err);
+    nib_status status = nib_model_create(config, &engine->model, err);
     if (status)
         return status;
-    const char *device = options->device ? options->device : "cpu";
-    engine->ops = nib_find_device(device);
-    if (!engine->ops)
-        return nib_fail(err, NIB_ERR_UNSUPPORTED, "this build has no device \"%s\"", device);
-    if ((status = nib_checkpoint_open(path, &engine->checkpoint, err)))
-        return status;
-    const struct nib_config *config = nib_checkpoint_config(engine->checkpoint);
-    if (!config)
-        return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: a model is a folder with config.json beside its tensors",
-                        path);
-    if ((status = nib_model_create(config, &engine->model, err)))
-        return status;
-    int limit = nib_thread_limit();
-    engine->threads = options->threads ? options->threads : limit;
+    engine->threads = options->threads ? options->threads : nib_thread_limit();
     struct nib_memory_plan *plan = &engine->plan;
     plan->max_sequences = options->max_sequences ? options->max_sequences : DEFAULT_SEQUENCES;
     plan->max_step_tokens = options->max_step_tokens ? options->max_step_tokens : DEFAULT_STEP_TOKENS;
@@ -148,11 +141,36 @@ static nib_status prepare(struct nib_engine *engine, const char *path, const str
         plan->max_step_tokens = plan->max_sequences;
     engine->dense_int8 = options->dense_int8;
     engine->max_outputs = options->max_outputs ? options->max_outputs : plan->max_sequences;
-    plan->weights_bytes = nib_checkpoint_bytes(engine->checkpoint);
+    plan->weights_bytes = weights_bytes;
     plan->exact = options->precision == NIB_PRECISION_EXACT ||
                   (options->precision == NIB_PRECISION_AUTO && plan->weights_bytes < NIB_EXACT_BELOW);
     plan->available_bytes = nib_memory_available();
     return plan_memory(engine, options, err);
+}
+
+static nib_status find_device(struct nib_engine *engine, const struct nib_engine_options *options,
+                              struct nib_error *err)
+{
+    const char *device = options->device ? options->device : "cpu";
+    nib_status status = check_options(options, err);
+    engine->ops = nib_find_device(device);
+    if (!status && !engine->ops)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "this build has no device \"%s\"", device);
+    return status;
+}
+
+static nib_status prepare(struct nib_engine *engine, const char *path, const struct nib_engine_options *options,
+                          struct nib_error *err)
+{
+    nib_status status;
+    if ((status = find_device(engine, options, err)) ||
+        (status = nib_checkpoint_open(path, &engine->checkpoint, err)))
+        return status;
+    const struct nib_config *config = nib_checkpoint_config(engine->checkpoint);
+    if (!config)
+        return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: a model is a folder with config.json beside its tensors",
+                        path);
+    return prepare_model(engine, config, nib_checkpoint_bytes(engine->checkpoint), options, err);
 }
 
 static nib_status alloc_arrays(struct nib_engine *engine, struct nib_error *err)
@@ -224,6 +242,22 @@ nib_status nib_engine_plan(const char *path, const struct nib_engine_options *op
         *plan = planned.plan;
     nib_model_free(planned.model);
     nib_checkpoint_close(planned.checkpoint);
+    return status;
+}
+
+nib_status nib_engine_plan_config(const struct nib_config *config, uint64_t weights_bytes,
+                                  const struct nib_engine_options *options, struct nib_memory_plan *plan,
+                                  struct nib_error *err)
+{
+    struct nib_engine planned = {0};
+    struct nib_engine_options forced = *options;
+    forced.force = true;
+    nib_status status = find_device(&planned, options, err);
+    if (!status)
+        status = prepare_model(&planned, config, weights_bytes, &forced, err);
+    if (!status)
+        *plan = planned.plan;
+    nib_model_free(planned.model);
     return status;
 }
 

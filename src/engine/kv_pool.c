@@ -35,6 +35,8 @@ nib_status nib_kv_pool_plan(struct nib_kv_pool *pool, const struct nib_model_sha
             g = pool->n_groups++;
             pool->groups[g].window = spec->window;
         }
+        if (c == 0 || spec->layer != shape->cache_specs[c - 1].layer)
+            pool->groups[g].layers++;
         pool->groups[g].row_bytes += (uint64_t)spec->width * element_bytes;
     }
     for (int g = 0; g < pool->n_groups; g++) {

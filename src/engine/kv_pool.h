@@ -4,12 +4,14 @@
 #define NIB_ENGINE_KV_POOL_H
 
 #include "model/model.h"
+#include "nibble/engine.h"
 
 #define NIB_PAGE_TOKENS 32 // tokens a page
-#define NIB_MAX_GROUPS 8
+#define NIB_MAX_GROUPS NIB_CACHE_GROUPS
 
 struct nib_kv_group {
     int64_t window;     // 0: all tokens are kept
+    int64_t layers;     // whose rows lie here
     uint64_t row_bytes; // of one token in all caches of the group
     int32_t most_live;  // pages that one sequence holds at most
     int32_t n_pages;

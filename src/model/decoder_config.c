@@ -194,9 +194,9 @@ static nib_status plan_caches(struct nib_decoder *decoder, struct nib_error *err
     for (int64_t l = 0; l < shape->n_layers; l++) {
         const struct nib_attention *a = decoder->layers[l].attention;
         decoder->layers[l].first_cache = shape->n_caches;
-        decoder->caches[shape->n_caches++] = (struct nib_cache_spec){nib_key_width(a), a->window};
+        decoder->caches[shape->n_caches++] = (struct nib_cache_spec){nib_key_width(a), a->window, l};
         if (!a->kv_lora)
-            decoder->caches[shape->n_caches++] = (struct nib_cache_spec){nib_value_width(a), a->window};
+            decoder->caches[shape->n_caches++] = (struct nib_cache_spec){nib_value_width(a), a->window, l};
     }
     shape->cache_specs = decoder->caches;
     return NIB_OK;
@@ -239,6 +239,7 @@ nib_status nib_decoder_finish(struct nib_decoder *decoder, const struct nib_conf
     nib_status status = plan_caches(decoder, err);
     if (status || (status = plan_shards(decoder, err)))
         return status;
+    shape->tied_head = decoder->tied;
     shape->narrowed_bytes = decoder->tied ? 0 : nib_narrowed_bytes(shape->vocab, shape->hidden);
     shape->max_linear_width = larger(shape->hidden, shape->intermediate); // of dense experts
     for (int64_t l = 0; l < shape->n_layers; l++) {

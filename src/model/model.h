@@ -14,6 +14,7 @@
 struct nib_cache_spec {
     int64_t width;
     int64_t window; // 0: all tokens
+    int64_t layer;  // that keeps them
 };
 
 // Sizes that the engine, the memory plan and the reports need.
@@ -26,6 +27,7 @@ struct nib_model_shape {
     int64_t max_linear_width;               // widest input of a linear
     uint64_t narrowed_bytes;                // of the 8-bit copies that dense_int8 makes
     int64_t buffer_width;                   // activation elements per token of a step, all buffers together
+    bool tied_head;                         // the head is the embedding
     int n_caches;
     const struct nib_cache_spec *cache_specs; /* [n_caches], in the order that forward takes the caches */
 };

@@ -14,7 +14,7 @@
 #define CONTEXT 1000
 #define STEP 50
 
-static const struct nib_cache_spec specs[] = {{64, 100}, {64, 100}, {96, 0}, {32, 0}};
+static const struct nib_cache_spec specs[] = {{64, 100, 0}, {64, 100, 0}, {96, 0, 1}, {32, 0, 1}};
 
 static struct test_device ref;
 
