@@ -16,6 +16,14 @@ struct nib_chat_control {
 
 struct nib_turn_grammar;
 
+// How a kind of message stands among the tokens of a reply, for guides.
+struct nib_message_frame {
+    struct nib_pieces begin; // in front of its text
+    struct nib_pieces end;   // behind it; nothing that the text may go on with begins so
+    struct nib_pieces next;  // from there to the message that follows, if one does
+    bool absent;             // the format knows no such messages
+};
+
 struct nib_chat_format {
     const char *name;
     const char *models; // what the model_type of its models begins with; NULL: any model may use it
@@ -25,6 +33,10 @@ struct nib_chat_format {
                          struct nib_error *);
     nib_status (*render_exact)(const struct nib_chat *, const struct nib_message *, struct nib_pieces *,
                                struct nib_error *);
+    // The frame of messages with this header: of text that a schema binds, or of any; behind which another follows, or the
+    // answer ends. NIB_ERR_UNSUPPORTED when the format cannot be held to it. NULL: it can be held to nothing.
+    nib_status (*frame)(const struct nib_chat *, const struct nib_message *header, bool bound, bool goes_on,
+                        struct nib_message_frame *, struct nib_error *);
     // The parser's steps; memory that ran out shows in parser->failed.
     void (*begin)(struct nib_chat_parser *, enum nib_chat_from);
     void (*push)(struct nib_chat_parser *, int32_t token);

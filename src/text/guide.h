@@ -17,7 +17,8 @@ struct nib_guide_branch {
 
 struct nib_guide;
 
-// NIB_ERR_UNSUPPORTED and _ARGUMENT as nib_json_schema_compile, and for a format other than harmony. Chat, tokenizer and vocabulary are borrowed.
+// Kinds that the format does not have are left out. NIB_ERR_UNSUPPORTED and _ARGUMENT as nib_json_schema_compile, and for a
+// format that cannot be held to them. Chat, tokenizer and vocabulary are borrowed.
 nib_status nib_guide_create(const struct nib_chat *chat, const struct nib_tokenizer *tokenizer,
                             const struct nib_mask_vocabulary *vocabulary,
                             const struct nib_guide_branch *branches /* [count] */, size_t count,

@@ -15,6 +15,7 @@ const struct nib_chat_format nib_chat_harmony = {
         },
     .render = nib_harmony_render,
     .render_exact = nib_harmony_render_exact,
+    .frame = nib_harmony_frame,
     .begin = nib_harmony_begin,
     .push = nib_harmony_push,
     .finish = nib_harmony_finish,

@@ -21,6 +21,9 @@ nib_status nib_harmony_render(const struct nib_chat *chat, const struct nib_conv
 nib_status nib_harmony_render_exact(const struct nib_chat *chat, const struct nib_message *message,
                                     struct nib_pieces *pieces, struct nib_error *err);
 
+nib_status nib_harmony_frame(const struct nib_chat *chat, const struct nib_message *header, bool bound,
+                             bool goes_on, struct nib_message_frame *frame, struct nib_error *err);
+
 // Appends a JSON schema as the TypeScript-like type that harmony shows tools with. `what` names it in messages.
 nib_status nib_harmony_put_type(struct nib_writer *out, struct nib_text schema, struct nib_text what,
                                 struct nib_error *err);

@@ -286,3 +286,14 @@ nib_status nib_harmony_render_exact(const struct nib_chat *chat, const struct ni
         nib_pieces_put_marked(pieces, (struct nib_text){0}, 0, written->stray_marks, written->stray_mark_count);
     return put ? NIB_OK : out_of_memory(err);
 }
+
+nib_status nib_harmony_frame(const struct nib_chat *chat, const struct nib_message *header, bool bound,
+                             bool goes_on, struct nib_message_frame *frame, struct nib_error *err)
+{
+    (void)bound;
+    enum harmony_control end = header->recipient.size ? HARMONY_CALL : goes_on ? HARMONY_END : HARMONY_RETURN;
+    bool put = put_rest(chat, &frame->begin, header) && nib_pieces_put_control(&frame->end, chat->controls[end]) &&
+               nib_pieces_put_control(&frame->next, chat->controls[HARMONY_START]) &&
+               nib_pieces_put_borrowed(&frame->next, nib_text_of("assistant"));
+    return put ? NIB_OK : out_of_memory(err);
+}
