@@ -147,31 +147,71 @@ static int32_t call(struct nib_json_rules *c, int32_t from, int32_t rule)
 
 // ---- arrays and objects ----
 
-// Least to most (-1: any number of) items of one rule.
-int32_t nib_json_array(struct nib_json_rules *c, int32_t item, int32_t least, int32_t most)
+static int32_t item_rule(const struct nib_json_items *items, int32_t index)
+{
+    return index < items->n_first ? items->first[index] : items->rest;
+}
+
+int32_t nib_json_array(struct nib_json_rules *c, const struct nib_json_items *items)
 {
     struct nib_rules *rules = c->rules;
     int32_t start = nib_rules_state(rules), end = final_state(rules);
     int32_t close = nib_rules_state(rules); // what is left is white space and the bracket
     nib_rules_bytes(rules, white(c, close), ']', ']', end);
     int32_t open = white(c, byte(rules, start, '['));
-    if (least == 0)
+    if (items->least == 0)
         nib_rules_bytes(rules, open, ']', ']', end);
-    if (most == 0)
+    if (items->most == 0)
         return start;
-    int32_t last = call(c, open, item);
+    int32_t last = call(c, open, item_rule(items, 0));
     for (int32_t count = 1; !rules->failed; count++) {
-        if (count >= least)
+        if (count >= items->least)
             nib_rules_skip(rules, last, close);
-        if (count == most)
+        if (count == items->most)
             break;
-        int32_t next = call(c, white(c, byte(rules, last, ',')), item);
-        if (most < 0 && count >= least) {
+        int32_t next = call(c, white(c, byte(rules, last, ',')), item_rule(items, count));
+        if (items->most < 0 && count >= items->least && count >= items->n_first) {
             nib_rules_skip(rules, next, last);
             break;
         }
         last = next;
     }
+    return start;
+}
+
+static int bits_of(int32_t set)
+{
+    int bits = 0;
+    for (; set; set &= set - 1)
+        bits++;
+    return bits;
+}
+
+// A state for each set of values that have stood there.
+int32_t nib_json_unique_array(struct nib_json_rules *c, const char *const *values, int32_t count, int32_t least,
+                              int32_t most)
+{
+    struct nib_rules *rules = c->rules;
+    int32_t start = nib_rules_state(rules), end = final_state(rules), sets = 1 << count;
+    int32_t *states = malloc((size_t)sets * sizeof *states);
+    if (!states) {
+        rules->failed = true;
+        return start;
+    }
+    for (int32_t set = 0; set < sets; set++)
+        states[set] = set ? nib_rules_state(rules) : white(c, byte(rules, start, '['));
+    for (int32_t set = 0; set < sets && !rules->failed; set++) {
+        if (bits_of(set) >= least)
+            nib_rules_bytes(rules, set ? white(c, states[set]) : states[set], ']', ']', end);
+        if (bits_of(set) >= most)
+            continue;
+        int32_t from = set ? white(c, byte(rules, states[set], ',')) : states[set];
+        for (int32_t i = 0; i < count; i++)
+            if (!(set & 1 << i))
+                nib_rules_skip(rules, nib_rules_literal(rules, from, values[i], strlen(values[i])),
+                               states[set | 1 << i]);
+    }
+    free(states);
     return start;
 }
 
@@ -256,7 +296,10 @@ int32_t nib_json_object(struct nib_json_rules *c, const struct nib_json_object *
         int32_t key = nib_rules_state(rules), colon = nib_rules_state(rules);
         nib_rules_skip(rules, first, key);
         nib_rules_skip(rules, white(c, byte(rules, later, ',')), key);
-        put_other_key(c, names, object->count, key, colon);
+        if (object->other_key >= 0)
+            nib_rules_call(rules, key, object->other_key, colon);
+        else
+            put_other_key(c, names, object->count, key, colon);
         nib_rules_call(rules, white(c, byte(rules, colon, ':')), object->others, later);
     }
     if (object->required == 0)
@@ -269,11 +312,12 @@ static int32_t any_rule(struct nib_json_rules *c, int32_t rule)
 {
     struct nib_rules *rules = c->rules;
     int32_t end = final_state(rules);
-    struct nib_json_object free_object = {.others = rule};
+    struct nib_json_object free_object = {.others = rule, .other_key = -1};
+    struct nib_json_items free_items = {.rest = rule, .most = -1};
     nib_rules_call(rules, rule, nib_json_builtin(c, NIB_JSON_STRING), end);
     nib_rules_call(rules, rule, nib_json_builtin(c, NIB_JSON_NUMBER), end);
     nib_rules_call(rules, rule, nib_json_object(c, &free_object, NULL), end);
-    nib_rules_call(rules, rule, nib_json_array(c, rule, 0, -1), end);
+    nib_rules_call(rules, rule, nib_json_array(c, &free_items), end);
     static const char *const words[] = {"true", "false", "null"};
     for (int i = 0; i < 3; i++)
         nib_rules_skip(rules, nib_rules_literal(rules, rule, words[i], strlen(words[i])), end);

@@ -220,6 +220,15 @@ static nib_status sort_strings(struct nib_mask_vocabulary *v, struct nib_error *
     return tree_build(&v->closing, closing, n_closing, err);
 }
 
+// Added tokens are tags of chat formats or control tokens, special or not: no text is made of them.
+static bool is_tag(const struct nib_tokenizer *tokenizer, int32_t token, const uint8_t *bytes, size_t size)
+{
+    char text[MAX_TOKEN_BYTES + 1];
+    memcpy(text, bytes, size);
+    text[size] = 0;
+    return nib_tokenizer_is_special(tokenizer, token) || nib_tokenizer_find_added(tokenizer, text) == token;
+}
+
 static nib_status collect(struct nib_mask_vocabulary *v, struct nib_error *err)
 {
     struct entry *entries = malloc(((size_t)v->vocab + 1) * sizeof *entries);
@@ -229,7 +238,7 @@ static nib_status collect(struct nib_mask_vocabulary *v, struct nib_error *err)
     for (int32_t token = 0; token < v->vocab && token < nib_tokenizer_vocab_size(v->tokenizer); token++) {
         size_t size = 0;
         const uint8_t *bytes = nib_tokenizer_token_bytes(v->tokenizer, token, &size);
-        if (!bytes || size == 0 || size > MAX_TOKEN_BYTES || nib_tokenizer_is_special(v->tokenizer, token))
+        if (!bytes || size == 0 || size > MAX_TOKEN_BYTES || is_tag(v->tokenizer, token, bytes, size))
             continue;
         set_bit(v->ordinary, token);
         entries[count++] = (struct entry){.bytes = bytes, .size = (uint32_t)size, .token = token};

@@ -10,7 +10,7 @@
 
 struct nib_mask_vocabulary;
 
-// `vocab` is the width of the logits. Control tokens are never in a mask. The tokenizer is borrowed. Read-only
+// `vocab` is the width of the logits. Added tokens are never in a mask. The tokenizer is borrowed. Read-only
 // afterwards: any number of threads may use one.
 nib_status nib_mask_vocabulary_create(const struct nib_tokenizer *tokenizer, int32_t vocab,
                                       struct nib_mask_vocabulary **vocabulary, struct nib_error *err);

@@ -175,6 +175,112 @@ static void test_arrays(void **state)
     CHECK("{\"type\":\"array\",\"maxItems\":0}", "[]", NULL, "[1]");
 }
 
+static void test_tuples_and_sets(void **state)
+{
+    (void)state;
+    CHECK("{\"prefixItems\":[{\"type\":\"integer\"},{\"type\":\"string\"}],\"items\":false}", "[]", "[1]",
+          "[1, \"a\"]", NULL, "[\"a\"]", "[1,2]", "[1,\"a\",null]");
+    CHECK("{\"prefixItems\":[{\"type\":\"integer\"}],\"items\":{\"type\":\"null\"},\"minItems\":1}", "[1]",
+          "[1,null]", "[1,null,null,null]", NULL, "[]", "[null]", "[1,1]", "[1,null,1]");
+    CHECK("{\"prefixItems\":[{\"type\":\"integer\"},true],\"maxItems\":3,\"minItems\":2}", "[1,\"x\"]",
+          "[1,[],{}]", NULL, "[1]", "[1,2,3,4]", "[\"x\",1]");
+    CHECK("{\"items\":{\"enum\":[\"a\",\"b\",1]},\"uniqueItems\":true}", "[]", "[\"a\"]", "[1, \"b\",\"a\"]", NULL,
+          "[\"a\",\"a\"]", "[1,\"b\",1]", "[\"a\",]", "[2]");
+    CHECK("{\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true,\"minItems\":1,\"maxItems\":9}", "[true]",
+          "[false,true]", NULL, "[]", "[true,true]", "[true,false,true]");
+    CHECK("{\"uniqueItems\":true,\"maxItems\":1,\"items\":{\"type\":\"string\"}}", "[]", "[\"x\"]", NULL,
+          "[\"x\",\"y\"]");
+    CHECK("{\"uniqueItems\":true,\"minItems\":2,\"items\":{\"$ref\":\"#/$defs/"
+          "e\"},\"$defs\":{\"e\":{\"enum\":[1,2]}}}",
+          "[1,2]", "[2,1]", NULL, "[1]", "[1,1]");
+}
+
+static void test_multiples(void **state)
+{
+    (void)state;
+    CHECK("{\"type\":\"integer\",\"multipleOf\":5,\"minimum\":-7,\"maximum\":11}", "-5", "0", "5", "10", NULL,
+          "-10", "1", "15", "-0", "05");
+    CHECK("{\"type\":\"number\",\"multipleOf\":2,\"exclusiveMinimum\":0,\"exclusiveMaximum\":4}", "2", NULL, "0",
+          "4", "3", "2.5");
+    CHECK("{\"type\":\"integer\",\"multipleOf\":250000000,\"minimum\":0,\"maximum\":1000000000}", "0", "750000000",
+          NULL, "250000001");
+    static const int divisors[] = {1, 2, 3, 7, 10, 12, 64, 99, 100, 255, 256};
+    for (size_t i = 0; i < sizeof divisors / sizeof *divisors; i++) {
+        struct compiled any, positive;
+        char schema[96], text[24];
+        snprintf(schema, sizeof schema, "{\"type\":\"integer\",\"multipleOf\":%d}", divisors[i]);
+        compile(&any, schema);
+        snprintf(schema, sizeof schema, "{\"type\":\"integer\",\"multipleOf\":%d,\"minimum\":1}", divisors[i]);
+        compile(&positive, schema);
+        for (int n = -600; n <= 600; n++) {
+            snprintf(text, sizeof text, "%d", n);
+            assert_int_equal(accepts(&any, text), n % divisors[i] == 0);
+            assert_int_equal(accepts(&positive, text), n > 0 && n % divisors[i] == 0);
+        }
+        // Wherever digits lead, a multiple can be reached: no text ends in a place without a way on.
+        uint32_t random = (uint32_t)divisors[i];
+        for (int run = 0; run < 200; run++) {
+            int32_t config = any.automaton.first, next = config;
+            for (int length = 0; length < 20 && next >= 0; length++) {
+                config = next;
+                next = -1;
+                random = random * 1664525u + 1013904223u;
+                for (int d = 0; d < 10 && next < 0; d++)
+                    next = nib_automaton_step(&any.automaton, config,
+                                              (uint8_t)('0' + (d + (int)(random >> 16)) % 10));
+            }
+            assert_true(any.automaton.configs[config]->accepting);
+        }
+        release(&any);
+        release(&positive);
+    }
+}
+
+static void test_pattern_properties(void **state)
+{
+    (void)state;
+    const char *schema = "{\"type\":\"object\",\"patternProperties\":{\"^x-[a-z]+$\":{\"type\":\"integer\"}},"
+                         "\"additionalProperties\":false}";
+    CHECK(schema, "{}", "{\"x-a\": 1}", "{\"x-a\":1, \"x-bc\":2}", NULL, "{\"x-\":1}", "{\"a\":1}",
+          "{\"x-a\":\"1\"}");
+    CHECK("{\"patternProperties\":{\"\":{\"type\":\"null\"}}}", "{}", "{\"any\": null}", NULL, "{\"a\":1}");
+}
+
+static void test_one_of_what_excludes_each_other(void **state)
+{
+    (void)state;
+    CHECK("{\"oneOf\":[{\"type\":\"integer\"},{\"type\":[\"string\",\"null\"]}]}", "1", "\"a\"", "null", NULL,
+          "true");
+    CHECK("{\"oneOf\":[{\"const\":1},{\"enum\":[2,\"3\"]}]}", "1", "2", "\"3\"", NULL, "3");
+    CHECK(
+        "{\"oneOf\":[{\"$ref\":\"#/$defs/cat\"},{\"$ref\":\"#/$defs/"
+        "dog\"}],\"discriminator\":{\"propertyName\":\"kind\"},"
+        "\"$defs\":{\"cat\":{\"type\":\"object\",\"properties\":{\"kind\":{\"const\":\"cat\"},\"lives\":{\"type\":"
+        "\"integer\"}},\"required\":[\"kind\",\"lives\"]},\"dog\":{\"type\":\"object\",\"properties\":{\"kind\":{"
+        "\"const\":"
+        "\"dog\"}},\"required\":[\"kind\"]}}}",
+        "{\"kind\": \"cat\", \"lives\": 9}", "{\"kind\": \"dog\"}", NULL, "{\"kind\": \"cat\"}",
+        "{\"kind\": \"cow\"}");
+    CHECK("{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"null\"}},\"required\":[\"a\"],"
+          "\"additionalProperties\":false},{\"type\":\"object\",\"properties\":{\"b\":{\"type\":\"null\"}},"
+          "\"required\":"
+          "[\"b\"],\"additionalProperties\":false}]}",
+          "{\"a\": null}", "{\"b\": null}", NULL, "{}", "{\"c\": null}");
+}
+
+static void test_annotations_change_nothing(void **state)
+{
+    (void)state;
+    CHECK("{\"type\":\"integer\",\"title\":\"T\",\"description\":\"d\",\"default\":1,\"examples\":[2],\"$schema\":"
+          "\"s\","
+          "\"$id\":\"i\",\"$comment\":\"c\",\"deprecated\":true,\"readOnly\":true,\"writeOnly\":true,\"format\":"
+          "\"int32\","
+          "\"$anchor\":\"a\",\"$defs\":{},\"definitions\":{},\"contentEncoding\":\"x\",\"contentMediaType\":\"y\","
+          "\"contentSchema\":{}}",
+          "1", NULL, "\"1\"");
+    CHECK("{\"type\":\"string\",\"format\":\"date-time\"}", "\"2025-01-01T00:00:00Z\"", NULL, "1");
+}
+
 static void test_choices_and_references(void **state)
 {
     (void)state;
@@ -203,9 +309,41 @@ static void test_what_is_not_supported_is_named(void **state)
         {"{\"not\":{}}", {"'not'", "#"}, NIB_ERR_UNSUPPORTED},
         {"{\"type\":\"object\",\"properties\":{\"a\":{\"oneOf\":[]}}}",
          {"'oneOf'", "#/properties/a"},
-         NIB_ERR_UNSUPPORTED},
-        {"{\"type\":\"number\",\"multipleOf\":2}", {"'multipleOf'", "#"}, NIB_ERR_UNSUPPORTED},
+         NIB_ERR_ARGUMENT},
+        {"{\"type\":\"number\",\"multipleOf\":0.5}", {"'multipleOf'", "whole"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"number\",\"multipleOf\":0}", {"'multipleOf'", "above 0"}, NIB_ERR_ARGUMENT},
+        {"{\"type\":\"integer\",\"multipleOf\":3,\"maximum\":9}", {"'multipleOf'", "bound"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"integer\",\"multipleOf\":300}", {"'multipleOf'", "256"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"integer\",\"multipleOf\":7,\"minimum\":1,\"maximum\":6}",
+         {"'multipleOf'", "no number"},
+         NIB_ERR_ARGUMENT},
         {"{\"type\":\"array\",\"uniqueItems\":true}", {"'uniqueItems'", "#"}, NIB_ERR_UNSUPPORTED},
+        {"{\"uniqueItems\":true,\"items\":{\"enum\":[1,2,3,4,5,6,7,8,9]}}",
+         {"'uniqueItems'", "8"},
+         NIB_ERR_UNSUPPORTED},
+        {"{\"uniqueItems\":true,\"minItems\":3,\"items\":{\"enum\":[1,2,2]}}",
+         {"'minItems'", "#"},
+         NIB_ERR_ARGUMENT},
+        {"{\"prefixItems\":[true],\"items\":false,\"minItems\":2}", {"'minItems'", "#"}, NIB_ERR_ARGUMENT},
+        {"{\"prefixItems\":[]}", {"'prefixItems'", "#"}, NIB_ERR_ARGUMENT},
+        {"{\"patternProperties\":{\"a\":{},\"b\":{}}}",
+         {"'patternProperties'", "one pattern"},
+         NIB_ERR_UNSUPPORTED},
+        {"{\"properties\":{\"a\":{}},\"patternProperties\":{\"a\":{}}}",
+         {"'patternProperties'", "#"},
+         NIB_ERR_UNSUPPORTED},
+        {"{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"number\"}]}",
+         {"'oneOf'", "exclude"},
+         NIB_ERR_UNSUPPORTED},
+        {"{\"oneOf\":[{\"enum\":[1,2]},{\"enum\":[2,3]}]}", {"'oneOf'", "exclude"}, NIB_ERR_UNSUPPORTED},
+        {"{\"oneOf\":[{\"required\":[\"a\"],\"properties\":{\"a\":{}}},{\"required\":[\"b\"],\"properties\":{"
+         "\"b\":{}}}]}",
+         {"'oneOf'", "exclude"},
+         NIB_ERR_UNSUPPORTED},
+        {"{\"if\":{},\"then\":{}}", {"'if'", "#"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"object\",\"minProperties\":1}", {"'minProperties'", "#"}, NIB_ERR_UNSUPPORTED},
+        {"{\"type\":\"array\",\"contains\":{}}", {"'contains'", "#"}, NIB_ERR_UNSUPPORTED},
+        {"{\"allOf\":[{},{}]}", {"'allOf'", "#"}, NIB_ERR_UNSUPPORTED},
         {"{\"type\":\"string\",\"pattern\":\"(?=a)\"}", {"pattern", "group"}, NIB_ERR_UNSUPPORTED},
         {"{\"type\":\"string\",\"pattern\":\"a\\\\b\"}", {"pattern", "escape"}, NIB_ERR_UNSUPPORTED},
         {"{\"type\":\"string\",\"pattern\":\"(a\"}", {"pattern", "group"}, NIB_ERR_UNSUPPORTED},
@@ -247,6 +385,12 @@ static void test_hostile_schemas_end(void **state)
         "{\"type\":\"string\",\"pattern\":\"((((a{1000}){1000}){1000}){1000})\"}",
         "{\"type\":\"string\",\"pattern\":\"((((){1000}){1000}){1000})*\"}",
         "{\"type\":\"array\",\"minItems\":4096,\"items\":{\"type\":\"array\",\"minItems\":4096}}",
+        "{\"oneOf\":[{\"$ref\":\"#\"},{\"$ref\":\"#\"}]}",
+        "{\"uniqueItems\":true,\"items\":{\"$ref\":\"#/items\"}}",
+        "{\"oneOf\":[{\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]},{\"properties\":{\"a\":{\"$"
+        "ref\":\"#\"}},"
+        "\"required\":[\"a\"]}]}",
+        "{\"patternProperties\":{\"(((a{1000}){1000}){1000})\":{\"$ref\":\"#\"}}}",
     };
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
         struct nib_rules rules = {0};
@@ -355,6 +499,11 @@ int main(void)
         cmocka_unit_test(test_numbers_against_arithmetic),
         cmocka_unit_test(test_objects),
         cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_tuples_and_sets),
+        cmocka_unit_test(test_multiples),
+        cmocka_unit_test(test_pattern_properties),
+        cmocka_unit_test(test_one_of_what_excludes_each_other),
+        cmocka_unit_test(test_annotations_change_nothing),
         cmocka_unit_test(test_choices_and_references),
         cmocka_unit_test(test_what_is_not_supported_is_named),
         cmocka_unit_test(test_hostile_schemas_end),

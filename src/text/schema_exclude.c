@@ -1,0 +1,143 @@
+// Whether two schemas have nothing in common, for "oneOf", and the values of schemas that list theirs.
+#include <string.h>
+
+#include "text/schema_compiler.h"
+
+#define MAX_STEPS 16 // of references and properties that are followed
+
+enum { NULLS = 1, BOOLEANS = 2, NUMBERS = 4, STRINGS = 8, ARRAYS = 16, OBJECTS = 32, ANY = 63 };
+
+static const json_t *follow(const json_t *root, const json_t *schema)
+{
+    for (int i = 0; i < MAX_STEPS && json_is_string(json_object_get(schema, "$ref")); i++)
+        schema = nib_schema_resolve(root, json_string_value(json_object_get(schema, "$ref")));
+    return schema;
+}
+
+json_t *nib_schema_list_values(const json_t *root, const json_t *schema)
+{
+    schema = follow(root, schema);
+    const json_t *constant = json_object_get(schema, "const"), *list = json_object_get(schema, "enum");
+    const char *type = json_string_value(json_object_get(schema, "type"));
+    json_t *values = json_array(), *value, *other;
+    size_t i, j;
+    if (constant) {
+        json_array_append(values, (json_t *)constant);
+    } else if (json_is_array(list)) {
+        json_array_foreach((json_t *)list, i, value)
+        {
+            bool new = true;
+            json_array_foreach(values, j, other) new &= !json_equal(value, other);
+            if (new)
+                json_array_append(values, value);
+        }
+    } else if (type && strcmp(type, "boolean") == 0) {
+        json_array_append_new(values, json_true());
+        json_array_append_new(values, json_false());
+    } else {
+        json_decref(values);
+        return NULL;
+    }
+    return values;
+}
+
+static int kind_of_value(const json_t *value)
+{
+    return json_is_null(value)      ? NULLS
+           : json_is_boolean(value) ? BOOLEANS
+           : json_is_number(value)  ? NUMBERS
+           : json_is_string(value)  ? STRINGS
+           : json_is_array(value)   ? ARRAYS
+                                    : OBJECTS;
+}
+
+static int kind_of_name(const char *name)
+{
+    static const struct {
+        const char *name;
+        int kind;
+    } names[] = {{"null", NULLS},     {"boolean", BOOLEANS}, {"number", NUMBERS}, {"integer", NUMBERS},
+                 {"string", STRINGS}, {"array", ARRAYS},     {"object", OBJECTS}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (name && strcmp(names[i].name, name) == 0)
+            return names[i].kind;
+    return ANY;
+}
+
+// The types that a schema lets through, as far as it says so itself.
+static int kinds_of(const json_t *root, const json_t *schema)
+{
+    const json_t *type = json_object_get(schema, "type"), *item;
+    json_t *values = nib_schema_list_values(root, schema);
+    int kinds = 0;
+    size_t i;
+    if (values)
+        json_array_foreach(values, i, item) kinds |= kind_of_value(item);
+    else if (json_is_array(type))
+        json_array_foreach((json_t *)type, i, item) kinds |= kind_of_name(json_string_value(item));
+    else
+        kinds = type ? kind_of_name(json_string_value(type)) : ANY;
+    json_decref(values);
+    return kinds;
+}
+
+static bool values_exclude(const json_t *root, const json_t *a, const json_t *b)
+{
+    json_t *of_a = nib_schema_list_values(root, a), *of_b = nib_schema_list_values(root, b), *x, *y;
+    bool exclude = of_a && of_b;
+    size_t i, j;
+    json_array_foreach(of_a, i, x) json_array_foreach(of_b, j, y) exclude &= !json_equal(x, y);
+    json_decref(of_a);
+    json_decref(of_b);
+    return exclude;
+}
+
+static bool requires(const json_t *schema, const char *name)
+{
+    const json_t *required = json_object_get(schema, "required"), *item;
+    size_t i;
+    json_array_foreach((json_t *)required, i, item)
+    {
+        if (json_is_string(item) && strcmp(json_string_value(item), name) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool exclude(const json_t *root, const json_t *a, const json_t *b, int steps);
+
+// A property that one must have and the other must not, or that both must have with nothing in common.
+static bool objects_exclude(const json_t *root, const json_t *a, const json_t *b, int steps)
+{
+    const json_t *required = json_object_get(a, "required"), *item;
+    const json_t *of_a = json_object_get(a, "properties"), *of_b = json_object_get(b, "properties");
+    bool closed =
+        json_is_false(json_object_get(b, "additionalProperties")) && !json_object_get(b, "patternProperties");
+    size_t i;
+    json_array_foreach((json_t *)required, i, item)
+    {
+        const char *name = json_string_value(item);
+        if (!name)
+            continue;
+        const json_t *x = json_object_get(of_a, name), *y = json_object_get(of_b, name);
+        if ((closed && !y) || (x && y && requires(b, name) && exclude(root, x, y, steps - 1)))
+            return true;
+    }
+    return false;
+}
+
+static bool exclude(const json_t *root, const json_t *a, const json_t *b, int steps)
+{
+    a = follow(root, a);
+    b = follow(root, b);
+    if (!json_is_object(a) || !json_is_object(b) || steps == 0)
+        return false;
+    int common = kinds_of(root, a) & kinds_of(root, b);
+    return common == 0 || values_exclude(root, a, b) ||
+           (common == OBJECTS && (objects_exclude(root, a, b, steps) || objects_exclude(root, b, a, steps)));
+}
+
+bool nib_schemas_exclude(const json_t *root, const json_t *a, const json_t *b)
+{
+    return exclude(root, a, b, MAX_STEPS);
+}
