@@ -1,4 +1,5 @@
 // A chat as a prompt, and what it demands of the answer's form: a JSON schema, a call.
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "server/chat_request.h"
@@ -67,6 +68,17 @@ static void add_reasoning(struct nib_generation *g)
     add_branch(g, nib_message_reasoning((struct nib_text){0}), NULL, true);
 }
 
+// The call's name and how many calls came before, as Kimi numbers them.
+static struct nib_text call_id(struct nib_chat_request *request, struct nib_text recipient)
+{
+    size_t calls = 0, room = recipient.size + 24;
+    for (size_t i = 0; i < request->n_messages; i++)
+        calls += request->messages[i].role == NIB_ROLE_ASSISTANT && request->messages[i].recipient.size > 0;
+    char *id = nib_arena_alloc(&request->arena, room);
+    int size = id ? snprintf(id, room, "%.*s:%zu", (int)recipient.size, recipient.bytes, calls) : 0;
+    return (struct nib_text){id, (size_t)size};
+}
+
 // A call as gpt-oss writes it, with the recipient behind the channel or behind the role.
 static void add_calls(struct nib_generation *g, struct nib_chat_request *request, size_t tool, bool bound)
 {
@@ -76,6 +88,7 @@ static void add_calls(struct nib_generation *g, struct nib_chat_request *request
     const json_t *schema = json_is_object(parameters) ? parameters : nib_any_object();
     struct nib_message header =
         nib_message_call(nib_function_recipient(request, request->tools[tool].name), (struct nib_text){0});
+    header.id = call_id(request, header.recipient);
     for (int in_channel = 0; in_channel < 2; in_channel++) {
         header.recipient_in_channel = in_channel;
         add_branch(g, header, bound ? schema : NULL, false);

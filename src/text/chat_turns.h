@@ -61,6 +61,12 @@ struct nib_turn_grammar {
     nib_status (*put_reply)(const struct nib_chat *chat, const struct nib_conversation *conversation,
                             struct nib_pieces *pieces, struct nib_error *err);
     size_t (*reasons_from)(const struct nib_conversation *conversation); // NULL: all reasoning is kept
+
+    // For nib_turns_frame.
+    const char *behind_thought; // words between a thought's end and what follows
+    // A call up to its arguments, and the words from there to the turn's end; NULL where arguments are not written as JSON.
+    bool (*put_call_head)(const struct nib_chat *chat, const struct nib_message *call, struct nib_pieces *pieces);
+    const char *(*call_end)(const struct nib_chat *chat);
 };
 
 // For the format's table.
@@ -69,6 +75,8 @@ void nib_turns_push(struct nib_chat_parser *parser, int32_t token);
 void nib_turns_finish(struct nib_chat_parser *parser);
 nib_status nib_turns_render(const struct nib_chat *chat, const struct nib_conversation *conversation,
                             struct nib_pieces *pieces, struct nib_error *err);
+nib_status nib_turns_frame(const struct nib_chat *chat, const struct nib_message *header, bool bound, bool goes_on,
+                           struct nib_message_frame *frame, struct nib_error *err);
 nib_status nib_turns_render_exact(const struct nib_chat *chat, const struct nib_message *message,
                                   struct nib_pieces *pieces, struct nib_error *err);
 

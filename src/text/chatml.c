@@ -181,6 +181,12 @@ static bool read_calls(struct nib_chat_parser *parser)
     return read;
 }
 
+static const char *call_end(const struct nib_chat *chat)
+{
+    (void)chat;
+    return "}\n</tool_call>";
+}
+
 static const struct nib_turn_grammar grammar = {
     .head = NIB_HEAD_LINE,
     .read_calls = read_calls,
@@ -188,6 +194,9 @@ static const struct nib_turn_grammar grammar = {
     .put_turn = put_turn,
     .put_reply = put_reply,
     .reasons_from = nib_reasons_from_question,
+    .behind_thought = "\n\n",
+    .put_call_head = put_call_head,
+    .call_end = call_end,
 };
 
 const struct nib_chat_format nib_chat_chatml = {
@@ -207,6 +216,7 @@ const struct nib_chat_format nib_chat_chatml = {
         },
     .render = nib_turns_render,
     .render_exact = nib_turns_render_exact,
+    .frame = nib_turns_frame,
     .begin = nib_turns_begin,
     .push = nib_turns_push,
     .finish = nib_turns_finish,

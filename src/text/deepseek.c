@@ -182,6 +182,12 @@ static const char *thought_before_reply(const struct nib_chat *chat, const struc
     return !thinks(chat) ? "" : at_once ? "<think>\n\n</think>\n\n" : "<think>\n";
 }
 
+static bool put_first_call_head(const struct nib_chat *chat, const struct nib_message *call,
+                                struct nib_pieces *pieces)
+{
+    return nib_pieces_put_words(pieces, chat, "<｜tool▁calls▁begin｜>") && put_call_head(chat, call, pieces);
+}
+
 static nib_status put_reply(const struct nib_chat *chat, const struct nib_conversation *conversation,
                             struct nib_pieces *pieces, struct nib_error *err)
 {
@@ -193,7 +199,7 @@ static nib_status put_reply(const struct nib_chat *chat, const struct nib_conver
     if (fine && begins)
         fine = nib_pieces_put_words(pieces, chat, thought_before_reply(chat, conversation));
     if (fine && reply && nib_is_call(reply))
-        fine = nib_pieces_put_words(pieces, chat, "<｜tool▁calls▁begin｜>") && put_call_head(chat, reply, pieces);
+        fine = put_first_call_head(chat, reply, pieces);
     if (fine && reply)
         fine = nib_pieces_put_borrowed(pieces, reply->text);
     return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
@@ -248,6 +254,12 @@ static bool read_calls(struct nib_chat_parser *parser)
     return true;
 }
 
+static const char *call_end(const struct nib_chat *chat)
+{
+    return chooses(chat) ? "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+                         : "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+}
+
 static const struct nib_turn_grammar grammar = {
     .head = NIB_HEAD_NONE,
     .calls_end_reasoning = true,
@@ -256,6 +268,9 @@ static const struct nib_turn_grammar grammar = {
     .put_turn = put_turn,
     .put_reply = put_reply,
     .reasons_from = nib_reasons_from_question,
+    .behind_thought = "",
+    .put_call_head = put_first_call_head,
+    .call_end = call_end,
 };
 
 const struct nib_chat_format nib_chat_deepseek = {
@@ -282,6 +297,7 @@ const struct nib_chat_format nib_chat_deepseek = {
         },
     .render = nib_turns_render,
     .render_exact = nib_turns_render_exact,
+    .frame = nib_turns_frame,
     .begin = nib_turns_begin,
     .push = nib_turns_push,
     .finish = nib_turns_finish,

@@ -164,6 +164,11 @@ static void put_bit(struct nib_guide *guide, int32_t token)
         guide->bits[token / 32] |= 1u << (token % 32);
 }
 
+static bool may_end(const struct branch *branch, int32_t config)
+{
+    return !branch->bound || branch->automaton.configs[config]->accepting;
+}
+
 // What may come in a branch's text at a configuration, its end included.
 static void put_text(struct nib_guide *guide, struct branch *branch, int32_t config)
 {
@@ -171,7 +176,7 @@ static void put_text(struct nib_guide *guide, struct branch *branch, int32_t con
         branch->bound ? nib_token_mask_at(&branch->mask, config) : nib_mask_ordinary(guide->vocabulary);
     for (int32_t word = 0; mask && word < nib_mask_words(guide->vocabulary); word++)
         guide->bits[word] |= mask[word];
-    if (!branch->bound || branch->automaton.configs[config]->accepting)
+    if (may_end(branch, config))
         put_bit(guide, branch->end.ids[0]);
 }
 
@@ -223,7 +228,7 @@ static void accept_end(struct nib_guide *guide, size_t at)
 static void accept_text(struct nib_guide *guide, int32_t token)
 {
     struct branch *branch = &guide->branches[guide->current];
-    if (token == branch->end.ids[0]) {
+    if (token == branch->end.ids[0] && may_end(branch, guide->config)) {
         accept_end(guide, 1);
     } else if (branch->bound) {
         int32_t next = nib_token_mask_step(&branch->mask, guide->config, token);
@@ -238,13 +243,20 @@ static void begin_text(struct nib_guide *guide, size_t branch)
     guide->config = guide->branches[branch].automaton.first;
 }
 
+// Whether a branch's text may begin with the token.
+static bool may_begin(struct branch *branch, int32_t token)
+{
+    return !branch->bound || nib_token_mask_step(&branch->mask, branch->automaton.first, token) >= 0;
+}
+
 // Goes on with the branches that the token belongs to; when it belongs to none, the one that has begun takes it as text.
+// What belongs nowhere is the prompt's own, as an empty thought that it closes.
 static void accept_begin(struct nib_guide *guide, int32_t token)
 {
     size_t left = 0, begun = guide->count, last = 0;
     for (size_t b = 0; b < guide->count; b++) {
         const struct nib_token_list *begin = &guide->branches[b].begin;
-        if (guide->possible[b] && guide->at == begin->count)
+        if (guide->possible[b] && guide->at == begin->count && may_begin(&guide->branches[b], token))
             begun = b;
         guide->possible[b] &= guide->at < begin->count && begin->ids[guide->at] == token;
         if (guide->possible[b]) {
@@ -258,6 +270,8 @@ static void accept_begin(struct nib_guide *guide, int32_t token)
     } else if (left == 0 && begun < guide->count) {
         begin_text(guide, begun);
         accept_text(guide, token);
+    } else if (left == 0) {
+        begin_message(guide);
     }
 }
 

@@ -42,9 +42,9 @@ static size_t numbered(struct nib_text id)
 }
 
 // Calls are numbered through the conversation; those that come with such an id keep it.
-static bool put_id(const struct nib_conversation *conversation, size_t index, struct nib_pieces *pieces)
+static bool put_id(const struct nib_conversation *conversation, size_t index, const struct nib_message *call,
+                   struct nib_pieces *pieces)
 {
-    const struct nib_message *call = &conversation->messages[index];
     if (numbered(call->id))
         return nib_pieces_put_borrowed(pieces, call->id);
     size_t number = 0;
@@ -66,7 +66,7 @@ static bool put_result_id(const struct nib_conversation *conversation, size_t in
             continue;
         if (result->id.size ? nib_text_equal(call->id, result->id)
                             : nib_text_equal(nib_function_of(call->recipient), nib_function_of(result->name)))
-            return put_id(conversation, i, pieces);
+            return put_id(conversation, i, &conversation->messages[i], pieces);
     }
     return nib_pieces_put_borrowed(pieces, result->id.size ? result->id : result->name);
 }
@@ -129,7 +129,7 @@ static bool put_calls(const struct nib_chat *chat, const struct nib_conversation
             continue;
         fine = (any || nib_pieces_put_words(pieces, chat, "<|tool_calls_section_begin|>")) &&
                nib_pieces_put_words(pieces, chat, "<|tool_call_begin|>") &&
-               put_id(conversation, turn->first + i, pieces) &&
+               put_id(conversation, turn->first + i, &turn->messages[i], pieces) &&
                nib_pieces_put_words(pieces, chat, "<|tool_call_argument_begin|>") &&
                nib_pieces_put_borrowed(pieces, turn->messages[i].text) &&
                nib_pieces_put_words(pieces, chat, "<|tool_call_end|>");
@@ -182,17 +182,19 @@ static bool put_turn(const struct nib_chat *chat, const struct nib_conversation 
 
 // A call that is demanded: it will be the next of all.
 static bool put_call_head(const struct nib_chat *chat, const struct nib_conversation *conversation,
-                          struct nib_pieces *pieces)
+                          const struct nib_message *call, struct nib_pieces *pieces)
 {
-    size_t number = 0;
-    for (size_t i = 0; i < conversation->message_count; i++)
-        number += nib_is_call(&conversation->messages[i]);
-    char digits[32];
-    int size = snprintf(digits, sizeof digits, ":%zu", number);
     return nib_pieces_put_words(pieces, chat, "<|tool_calls_section_begin|><|tool_call_begin|>") &&
-           nib_pieces_put_copy(pieces, "functions.", nib_function_of(conversation->reply->recipient)) &&
-           nib_pieces_put_copy(pieces, "", (struct nib_text){digits, (size_t)size}) &&
+           put_id(conversation, conversation->message_count, call, pieces) &&
            nib_pieces_put_words(pieces, chat, "<|tool_call_argument_begin|>");
+}
+
+// Without a conversation it has the number that its id says.
+static bool put_numbered_call_head(const struct nib_chat *chat, const struct nib_message *call,
+                                   struct nib_pieces *pieces)
+{
+    const struct nib_conversation nothing = {0};
+    return put_call_head(chat, &nothing, call, pieces);
 }
 
 static nib_status put_reply(const struct nib_chat *chat, const struct nib_conversation *conversation,
@@ -205,7 +207,7 @@ static nib_status put_reply(const struct nib_chat *chat, const struct nib_conver
     if (fine && thinks(chat))
         fine = nib_pieces_put_words(pieces, chat, at_once ? "<think></think>" : "<think>");
     if (fine && reply)
-        fine = (!nib_is_call(reply) || put_call_head(chat, conversation, pieces)) &&
+        fine = (!nib_is_call(reply) || put_call_head(chat, conversation, reply, pieces)) &&
                nib_pieces_put_borrowed(pieces, reply->text);
     return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
 }
@@ -234,6 +236,12 @@ static void read_name(struct nib_chat_parser *parser)
     parser->open.id = (struct nib_text){copy, copy ? id.size : 0};
 }
 
+static const char *call_end(const struct nib_chat *chat)
+{
+    (void)chat;
+    return "<|tool_call_end|><|tool_calls_section_end|>";
+}
+
 static const struct nib_turn_grammar grammar = {
     .head = NIB_HEAD_TOKEN,
     .calls_end_reasoning = true,
@@ -242,6 +250,9 @@ static const struct nib_turn_grammar grammar = {
     .put_turn = put_turn,
     .put_reply = put_reply,
     .reasons_from = nib_reasons_from_answer,
+    .behind_thought = "",
+    .put_call_head = put_numbered_call_head,
+    .call_end = call_end,
 };
 
 const struct nib_chat_format nib_chat_kimi = {
@@ -265,6 +276,7 @@ const struct nib_chat_format nib_chat_kimi = {
         },
     .render = nib_turns_render,
     .render_exact = nib_turns_render_exact,
+    .frame = nib_turns_frame,
     .begin = nib_turns_begin,
     .push = nib_turns_push,
     .finish = nib_turns_finish,

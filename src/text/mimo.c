@@ -214,6 +214,7 @@ static const struct nib_turn_grammar grammar = {
     .put_system = put_system,
     .put_turn = put_turn,
     .put_reply = put_reply,
+    .behind_thought = "",
 };
 
 const struct nib_chat_format nib_chat_mimo = {
@@ -234,6 +235,7 @@ const struct nib_chat_format nib_chat_mimo = {
         },
     .render = nib_turns_render,
     .render_exact = nib_turns_render_exact,
+    .frame = nib_turns_frame,
     .begin = nib_turns_begin,
     .push = nib_turns_push,
     .finish = nib_turns_finish,

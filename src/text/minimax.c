@@ -160,6 +160,7 @@ static const struct nib_turn_grammar grammar = {
     .put_turn = put_turn,
     .put_reply = put_reply,
     .reasons_from = nib_reasons_from_question,
+    .behind_thought = "\n\n",
 };
 
 const struct nib_chat_format nib_chat_minimax = {
@@ -177,6 +178,7 @@ const struct nib_chat_format nib_chat_minimax = {
         },
     .render = nib_turns_render,
     .render_exact = nib_turns_render_exact,
+    .frame = nib_turns_frame,
     .begin = nib_turns_begin,
     .push = nib_turns_push,
     .finish = nib_turns_finish,

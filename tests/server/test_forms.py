@@ -1,5 +1,8 @@
 """Answers in a form that the request demands: JSON, a schema, a call."""
 import json
+import os
+import shutil
+
 import openai
 import pydantic
 
@@ -121,6 +124,47 @@ class Forms(support.unittest.TestCase):
                              ("presence_penalty", 2.5)):
             status, _, text = self.server.request("/v1/chat/completions", {"messages": user(SUM), field.split(".")[0]: value})
             self.assertEqual((status, json.loads(text)["error"]["param"]), (400, field))
+
+
+class OtherFormats(support.unittest.TestCase):
+    """The small model with ChatML's tags in its vocabulary: it was not trained on them, but must keep to them."""
+
+    @classmethod
+    def setUpClass(cls):
+        folder = os.path.join(support.SCRATCH, "chatml-model")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(support.MODEL, folder)
+        path = os.path.join(folder, "tokenizer.json")
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        for old, new in (("<|start|>", "<|im_start|>"), ("<|end|>", "<|im_end|>"), ("<|channel|>", "<think>"), ("<|message|>", "</think>"),
+                         ("<|call|>", "<tool_call>"), ("<|constrain|>", "</tool_call>")):
+            text = text.replace(f'"{old}"', f'"{new}"')
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        cls.server = cls.enterClassContext(support.Server(support.NIBBLE, "serve", folder, "--port", 0))
+
+    def ask(self, **fields):
+        fields = {"messages": user(SUM), "max_completion_tokens": 400, "temperature": 1, **fields}
+        answer = whole(self.server.chat(**fields))
+        self.assertEqual(joined(self.server.stream(**fields)), answer)
+        return answer
+
+    def test_a_schema_binds_the_answer(self):
+        complete = 0
+        for seed in range(6):
+            answer = self.ask(response_format=schema_format(ANSWER), seed=seed)
+            if answer["finish_reason"] == "stop":
+                self.assertEqual(list(json.loads(answer["content"])), ["sum", "who", "fruit", "parts"])
+                complete += 1
+        self.assertGreater(complete, 0)
+
+    def test_a_call_is_demanded(self):
+        for seed in range(4):
+            answer = self.ask(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "store"}}, seed=seed)
+            (name, arguments), = answer["tool_calls"]
+            self.assertEqual((answer["finish_reason"], name), ("tool_calls", "store"))
+            self.assertEqual(set(json.loads(arguments)), {"what", "count"})
 
 
 if __name__ == "__main__":
