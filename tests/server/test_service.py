@@ -1,11 +1,13 @@
 """The server as a service: errors, limits, keys, cancelling, stopping."""
 import json
+import signal
 import socket
 import struct
 import threading
+import time
 
 import support
-from support import scripted_server, user
+from support import model_server, scripted_server, user
 
 LONG = "<|channel|>final<|message|>" + "word " * 3000 + "<|return|>"
 SHORT = "<|channel|>final<|message|>Hi!<|return|>"
@@ -217,6 +219,76 @@ class Stopping(support.unittest.TestCase):
             self.assertEqual(server.stop(), 0)
             client.join()
             self.assertEqual(support.joined(events)["finish_reason"], "length")
+
+
+    def test_nobody_new_is_let_in(self):
+        with scripted_server(step_us=10000, grace=20) as server:
+            answers = []
+            script = "<|channel|>final<|message|>" + "word " * 100 + "<|return|>"
+            client = threading.Thread(target=lambda: answers.append(server.chat(messages=user(script))))
+            client.start()
+            server.wait_for("running", 1)
+            open_before = raw(server, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            self.assertTrue(open_before.recv(1000).startswith(b"HTTP/1.1 200"))
+            server.process.send_signal(signal.SIGTERM)
+            while True:  # until the signal has come
+                open_before.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                if open_before.recv(1000).startswith(b"HTTP/1.1 503"):
+                    break
+            open_before.sendall(chat_bytes({"messages": user(SHORT)}))
+            refused = open_before.recv(4000)
+            self.assertTrue(refused.startswith(b"HTTP/1.1 503"), refused)
+            self.assertIn(b"Retry-After: 1", refused)
+            open_before.close()
+            with self.assertRaises(OSError):
+                raw(server, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").recv(1000)
+            client.join()
+            self.assertEqual(answers[0]["choices"][0]["finish_reason"], "stop")
+
+    def test_a_second_signal_cuts_at_once(self):
+        with model_server("--grace", 600) as server:
+            events = []
+            bias = {str(token): -100 for token in (5100, 5103, 5104, 5109, 5113)}  # so that it goes on and on
+            client = threading.Thread(target=lambda: events.extend(server.stream(messages=user("Tell me a story."), logit_bias=bias)))
+            client.start()
+            server.wait_for("running", 1)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            started = time.monotonic()
+            self.assertEqual(server.stop(), 0)
+            self.assertLess(time.monotonic() - started, 10)
+            client.join()
+            self.assertEqual(support.joined(events)["finish_reason"], "length")
+
+
+class Metrics(support.unittest.TestCase):
+    def test_they_count_what_happened(self):
+        with scripted_server(parallel=2, step_us=1000) as server:
+            script = "<|channel|>final<|message|>one two<|return|>"
+            usage = [server.chat(messages=user(script))["usage"] for _ in range(3)]
+            server.request("/v1/chat/completions", {"messages": []})
+            server.request("/nowhere")
+            leaver = raw(server, chat_bytes({"messages": user(LONG), "stream": True}))
+            heard = 3 + read_words(leaver, 4)
+            leaver.close()
+            server.wait_for("running", 0)
+            text = server.request("/metrics")[2]
+            tokens = sum(u["completion_tokens"] for u in usage)
+            self.assertIn('nibble_requests_total{status="4xx"} 2\n', text)
+            self.assertIn('nibble_requests_total{status="5xx"} 0\n', text)
+            self.assertIn('nibble_answers_total{finish="stop"} 3\n', text)
+            self.assertIn('nibble_answers_total{finish="cancelled"} 1\n', text)
+            self.assertIn('nibble_answers_total{finish="error"} 0\n', text)
+            self.assertTrue(tokens + heard <= server.metric("generated_tokens_total") <= tokens + heard + 4)
+            self.assertGreater(server.metric("prompt_tokens_total"), sum(u["prompt_tokens"] for u in usage))
+            self.assertEqual(server.metric("time_to_first_token_seconds_count"), 4)
+            self.assertEqual(server.metric("inter_token_seconds_count"), server.metric("generated_tokens_total") - 4)
+            self.assertGreater(server.metric("inter_token_seconds_sum"), 0.001 * (tokens - 4))
+            self.assertEqual((server.metric("running"), server.metric("waiting"), server.metric("refused_total")), (0, 0, 0))
+            for histogram in "time_to_first_token_seconds", "inter_token_seconds":
+                counts = [int(line.split()[1]) for line in text.splitlines() if line.startswith(f"nibble_{histogram}_bucket")]
+                self.assertEqual(counts, sorted(counts))
+                self.assertEqual(counts[-1], server.metric(histogram + "_count"))
 
 
 if __name__ == "__main__":
