@@ -200,11 +200,10 @@ static void multiply_block_exact(const struct nib_moe_block *block, int64_t n, c
 static void multiply(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
                      const void *const *x, int m, float *out)
 {
-    struct panel panel = {.block = block, .ahead = ahead};
     if (ahead)
-        prefetch_scales(&panel, n / NIB_MX_BLOCK);
+        prefetch_scales(ahead, n);
     int64_t stride = m > 1 ? (const uint8_t *)x[1] - (const uint8_t *)x[0] : 64;
-    if (__builtin_expect(scales_in_range(&panel, n / NIB_MX_BLOCK), 1))
+    if (__builtin_expect(scales_in_range(block, n), 1))
         multiply_block(block, ahead, n, x[0], stride, m, out);
     else
         multiply_block_exact(block, n, x, m, out);

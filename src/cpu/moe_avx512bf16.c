@@ -196,21 +196,17 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
     }
     // One or two activation rows stay in L1 whole; of more, as much as leaves room for the weights.
     const int64_t panel_columns = (m <= 2 ? 64 : 8) * NIB_MOE_CHUNK;
+    const bool in_range = scales_in_range(block, n);
     struct panel panel = {.block = block, .ahead = ahead};
     __m512 saved[NIB_MOE_FEW][NIB_MOE_ROWS];
+    if (ahead)
+        prefetch_scales(ahead, n);
     for (panel.start = 0; panel.start < n; panel.start += panel_columns) {
-        int64_t columns = n - panel.start < panel_columns ? n - panel.start : panel_columns;
         const uint16_t *from[NIB_MOE_FEW];
-        panel.chunks = columns / NIB_MOE_CHUNK;
-        panel.partial = columns % NIB_MOE_CHUNK / NIB_MX_BLOCK;
-        if (ahead)
-            panel.after = panel.start + columns < n ? nib_moe_block_packed(block, 0) + (panel.start + columns) / 2
-                                                    : nib_moe_block_packed(ahead, 0);
+        cut_panel(&panel, n, panel_columns);
         for (int t = 0; t < m; t++)
             from[t] = (const uint16_t *)x[t] + panel.start;
-        if (ahead)
-            prefetch_scales(&panel, columns / NIB_MX_BLOCK);
-        if (__builtin_expect(scales_in_range(&panel, columns / NIB_MX_BLOCK), 1))
+        if (__builtin_expect(in_range, 1))
             panels[m - 1](&panel, from, saved);
         else
             nib_moe_multiply_panel_exact(&panel, from, m, saved);

@@ -87,30 +87,42 @@ INLINE __m512i subtract_saturating(__m512i a, __m512i b)
     return _mm512_sub_epi16(larger, b);
 }
 
-// True when every scale of the panel is in the range of the fast paths.
-static inline bool scales_in_range(const struct panel *panel, int64_t n_scales)
+// True when every scale of the block is in the range of the fast paths.
+static inline bool scales_in_range(const struct nib_moe_block *block, int64_t n)
 {
     const __m512i lowest = _mm512_set1_epi8(SCALE_LOWEST), span = _mm512_set1_epi8(SCALE_HIGHEST - SCALE_LOWEST);
-    __mmask64 outside = 0;
+    int64_t n_scales = n / NIB_MX_BLOCK;
+    __mmask64 outside = 0, rest = ((__mmask64)1 << n_scales % 64) - 1;
     for (int i = 0; i < NIB_MOE_ROWS; i++) {
-        const uint8_t *scales = nib_moe_block_scales(panel->block, i) + panel->start / NIB_MX_BLOCK;
+        const uint8_t *scales = nib_moe_block_scales(block, i);
         int64_t k = 0;
         for (; k + 64 <= n_scales; k += 64)
             outside |= _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(_mm512_loadu_si512(scales + k), lowest), span);
-        __mmask64 rest = ((__mmask64)1 << (n_scales - k)) - 1;
         __m512i last = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(rest, scales + k), lowest);
         outside |= _mm512_mask_cmpgt_epu8_mask(rest, last, span);
     }
     return outside == 0;
 }
 
-static inline void prefetch_scales(const struct panel *panel, int64_t n_scales)
+static inline void prefetch_scales(const struct nib_moe_block *block, int64_t n)
 {
     for (int i = 0; i < NIB_MOE_ROWS; i++) {
-        const uint8_t *scales = nib_moe_block_scales(panel->ahead, i) + panel->start / NIB_MX_BLOCK;
-        for (int64_t k = 0; k < n_scales; k += 64)
+        const uint8_t *scales = nib_moe_block_scales(block, i);
+        for (int64_t k = 0; k < n / NIB_MX_BLOCK; k += 64)
             _mm_prefetch((const char *)scales + k, _MM_HINT_T1);
     }
+}
+
+// The panel's columns from its start on, at most `most` of a block's n.
+static inline void cut_panel(struct panel *panel, int64_t n, int64_t most)
+{
+    int64_t columns = n - panel->start < most ? n - panel->start : most;
+    panel->chunks = columns / NIB_MOE_CHUNK;
+    panel->partial = columns % NIB_MOE_CHUNK / NIB_MX_BLOCK;
+    if (panel->ahead)
+        panel->after = panel->start + columns < n
+                           ? nib_moe_block_packed(panel->block, 0) + (panel->start + columns) / 2
+                           : nib_moe_block_packed(panel->ahead, 0);
 }
 
 // The 16 lanes of each of 16 sums added in one fixed tree: lane i of the result belongs to sum[i].

@@ -118,20 +118,17 @@ static void multiply_panel(const struct panel *panel, const uint16_t *const *x, 
 void nib_moe_multiply_many(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
                            const void *const *x, int m, float *out)
 {
+    const bool in_range = scales_in_range(block, n);
     struct panel panel = {.block = block, .ahead = ahead};
     __m512 saved[NIB_MOE_TOKENS][NIB_MOE_ROWS];
+    if (ahead)
+        prefetch_scales(ahead, n);
     for (; panel.start < n; panel.start += PANEL_CHUNKS * NIB_MOE_CHUNK) {
-        int64_t columns = n - panel.start;
         const uint16_t *from[NIB_MOE_TOKENS];
-        if (columns > PANEL_CHUNKS * NIB_MOE_CHUNK)
-            columns = PANEL_CHUNKS * NIB_MOE_CHUNK;
-        panel.chunks = columns / NIB_MOE_CHUNK;
-        panel.partial = columns % NIB_MOE_CHUNK / NIB_MX_BLOCK;
+        cut_panel(&panel, n, PANEL_CHUNKS * NIB_MOE_CHUNK);
         for (int t = 0; t < m; t++)
             from[t] = (const uint16_t *)x[t] + panel.start;
-        if (ahead)
-            prefetch_scales(&panel, columns / NIB_MX_BLOCK);
-        if (__builtin_expect(scales_in_range(&panel, columns / NIB_MX_BLOCK), 1))
+        if (__builtin_expect(in_range, 1))
             multiply_panel(&panel, from, m, saved);
         else
             nib_moe_multiply_panel_exact(&panel, from, m, saved);
