@@ -1,6 +1,7 @@
 // bf16 inputs times bf16 (or narrowed, int8) weights with vdpbf16ps, read once where they lie. Each (token, row) has one
 // accumulator of 16 lanes of pairs that runs through the columns in order, so its bits do not depend on the tile.
 #include "cpu/cpu_kernels.h"
+#include "cpu/unroll.h"
 #include "cpu/vec_avx512.h"
 
 enum {
@@ -13,8 +14,6 @@ static inline __mmask32 first_of_32(int64_t n)
 {
     return (__mmask32)((1ull << n) - 1u);
 }
-
-#define INLINE static inline __attribute__((always_inline))
 
 // 32 int8 weights as bf16, which holds integers up to 256 exactly.
 INLINE __m512bh widen_i8(__m256i weights)

@@ -5,6 +5,9 @@
 // of the second operand of tdpbf16ps; and the same pairs are what an activation row arranged by planes (see
 // moe_avx512bf16.c) has side by side, so the first operand is read where it lies. Scales are folded into the exponents as
 // there. Sums run over the columns in one order whatever the number of activation rows, and need no reduction.
+//
+// For a single activation row the operands change places: weights, unpacked row by row, are the first, which spares the
+// transposition, and the row as it lies is a second operand one pair wide. The products of a sum and their order stay.
 #include <immintrin.h>
 #include <stdbool.h>
 
@@ -12,6 +15,7 @@
 #include "cpu/moe_avx512bf16.h"
 
 #define TILE 16
+#define NEAR_CHUNKS 6 // ahead in each row: brings on to L1 what the hints for the block ahead left in L2
 #define MOST_TILES (NIB_MOE_TOKENS / TILE)
 
 // Tile registers: sums 0 … 3, weights, activations of a full tile, and of the last one with fewer rows.
@@ -143,6 +147,15 @@ INLINE void multiply_plane(const uint8_t *weights, const uint8_t *x, int64_t str
         _tile_dpbf16ps(3, LAST, WEIGHTS);
 }
 
+static void prefetch_chunk(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t c)
+{
+    for (int i = 0; i < NIB_MOE_ROWS; i++) {
+        uintptr_t here = (uintptr_t)nib_moe_block_packed(block, i);
+        _mm_prefetch((const char *)nib_moe_block_packed(ahead, i) + c * CHUNK_BYTES, _MM_HINT_T1);
+        _mm_prefetch((const char *)(here + (uintptr_t)((c + NEAR_CHUNKS) * CHUNK_BYTES)), _MM_HINT_T0);
+    }
+}
+
 static void multiply_block(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
                            const uint8_t *x, int64_t stride, int m, float *out)
 {
@@ -157,8 +170,7 @@ static void multiply_block(const struct nib_moe_block *block, const struct nib_m
     _tile_zero(3);
     for (int64_t c = 0; c < whole + (partial != 0); c++) {
         if (ahead && c < whole)
-            for (int i = 0; i < NIB_MOE_ROWS; i++)
-                _mm_prefetch((const char *)nib_moe_block_packed(ahead, i) + c * CHUNK_BYTES, _MM_HINT_T1);
+            prefetch_chunk(block, ahead, c);
         unpack_chunk(block, c, c < whole ? 0 : partial, tiles[c & 1]);
         for (int p = 0; p < 4; p++)
             multiply_plane((const uint8_t *)tiles[c & 1][p], x + c * (2 * NIB_MOE_CHUNK) + p * 64, stride, full,
@@ -173,6 +185,52 @@ static void multiply_block(const struct nib_moe_block *block, const struct nib_m
         _tile_stored(2, out + 2 * TILE * NIB_MOE_ROWS, row);
     if (m > 3 * TILE)
         _tile_stored(3, out + 3 * TILE * NIB_MOE_ROWS, row);
+    _tile_release();
+}
+
+static void configure_single(void)
+{
+    _Alignas(64) struct tile_config config = {.palette = 1};
+    config.row_bytes[0] = config.row_bytes[FULL] = sizeof(float); // sums; the activation row, a pair a tile row
+    config.row_bytes[WEIGHTS] = 64;
+    config.rows[0] = config.rows[FULL] = config.rows[WEIGHTS] = TILE;
+    _tile_loadconfig(&config);
+}
+
+// One chunk of the 16 rows as the first operands of its four planes: [plane][row] words.
+static void unpack_chunk_by_rows(const struct nib_moe_block *block, int64_t c, int64_t partial,
+                                 uint16_t (*tiles)[TILE][32])
+{
+    const __m512i table = load_table(codes_raised);
+    for (int i = 0; i < NIB_MOE_ROWS; i++) {
+        __m512i word = load_packed(nib_moe_block_packed(block, i) + c * CHUNK_BYTES, partial);
+        __m512i fold = scale_folds(load_scales(nib_moe_block_scales(block, i) + c * CHUNK_SCALES, partial));
+        UNROLL
+        for (int p = 0; p < 4; p++) {
+            __m512i code = p ? _mm512_srli_epi16(word, (unsigned char)(4 * p)) : word;
+            _mm512_store_si512(tiles[p][i], _mm512_subs_epu16(_mm512_permutexvar_epi16(code, table), fold));
+        }
+    }
+}
+
+static void multiply_block_single(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
+                                  const uint8_t *x, float *out)
+{
+    _Alignas(64) uint16_t tiles[2][4][TILE][32];
+    int64_t whole = n / NIB_MOE_CHUNK, partial = n % NIB_MOE_CHUNK / NIB_MX_BLOCK;
+    configure_single();
+    _tile_zero(0);
+    for (int64_t c = 0; c < whole + (partial != 0); c++) {
+        if (ahead && c < whole)
+            prefetch_chunk(block, ahead, c);
+        unpack_chunk_by_rows(block, c, c < whole ? 0 : partial, tiles[c & 1]);
+        for (int p = 0; p < 4; p++) {
+            _tile_loadd(WEIGHTS, tiles[c & 1][p], 64);
+            _tile_loadd(FULL, x + c * (2 * NIB_MOE_CHUNK) + p * 64, sizeof(float));
+            _tile_dpbf16ps(0, WEIGHTS, FULL);
+        }
+    }
+    _tile_stored(0, out, sizeof(float));
     _tile_release();
 }
 
@@ -203,10 +261,12 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
     if (ahead)
         prefetch_scales(ahead, n);
     int64_t stride = m > 1 ? (const uint8_t *)x[1] - (const uint8_t *)x[0] : 64;
-    if (__builtin_expect(scales_in_range(block, n), 1))
-        multiply_block(block, ahead, n, x[0], stride, m, out);
-    else
+    if (__builtin_expect(!scales_in_range(block, n), 0))
         multiply_block_exact(block, n, x, m, out);
+    else if (m == 1)
+        multiply_block_single(block, ahead, n, x[0], out);
+    else
+        multiply_block(block, ahead, n, x[0], stride, m, out);
 }
 
 const struct nib_moe_tier nib_moe_amx = {

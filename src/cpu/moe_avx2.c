@@ -10,18 +10,12 @@
 
 #include "cpu/moe_activation.h"
 #include "cpu/moe_packed.h"
+#include "cpu/unroll.h"
 
 #include <immintrin.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
-#define COLUMNS 64      // of a step
-#define NEAR_BYTES 1536 // a row at a time leaves little in flight: what L2 has is brought on in time
+#define COLUMNS 64  // of a step
+#define NEAR_ROWS 3 // ahead: a row at a time leaves little in flight, so what L2 has is brought on to L1 in time
 #define OFFSET 12
 
 // 64 columns of an activation row. Byte i of low[0] and high[0] belongs to element 2i, of low[1] and high[1] to 2i + 1.
@@ -52,17 +46,20 @@ static __m256 spread_any_scales(uint8_t first, uint8_t second)
 // Whether a scale is 0 or 255, which is no matter of shifting an exponent.
 static bool has_odd_scale(const uint8_t *scales, int64_t n)
 {
+    bool found = false;
+    if (n < 32) {
+        for (int64_t k = 0; k < n; k++)
+            found |= scales[k] == 0 || scales[k] == 255;
+        return found;
+    }
     __m256i odd = _mm256_setzero_si256();
-    int64_t k = 0;
-    for (; k + 32 <= n; k += 32) {
-        __m256i s = _mm256_loadu_si256((const __m256i *)(const void *)(scales + k));
+    for (int64_t k = 0; k < n; k += 32) {
+        int64_t at = k + 32 <= n ? k : n - 32;
+        __m256i s = _mm256_loadu_si256((const __m256i *)(const void *)(scales + at));
         odd = _mm256_or_si256(odd, _mm256_cmpeq_epi8(s, _mm256_setzero_si256()));
         odd = _mm256_or_si256(odd, _mm256_cmpeq_epi8(s, _mm256_set1_epi8(-1)));
     }
-    bool found = !_mm256_testz_si256(odd, odd);
-    for (; k < n; k++)
-        found |= scales[k] == 0 || scales[k] == 255;
-    return found;
+    return !_mm256_testz_si256(odd, odd);
 }
 
 INLINE void multiply_step(__m256i bytes, __m256 scale, const struct step *const *x, int64_t step, int m,
@@ -88,9 +85,9 @@ INLINE void multiply_step(__m256i bytes, __m256 scale, const struct step *const 
     }
 }
 
-// Columns of one row for up to four activation rows.
-INLINE void multiply_row(const uint8_t *packed, const uint8_t *scales, const uint8_t *ahead, int64_t n,
-                         const struct step *const *x, int m, __m256 *sum)
+// Columns of one row for up to four activation rows; hints for the row `far`, to L2, and `near`, to L1, or neither.
+INLINE void multiply_row(const uint8_t *packed, const uint8_t *scales, const uint8_t *far, const uint8_t *near,
+                         int64_t n, const struct step *const *x, int m, __m256 *sum)
 {
     UNROLL
     for (int t = 0; t < m; t++)
@@ -100,9 +97,10 @@ INLINE void multiply_row(const uint8_t *packed, const uint8_t *scales, const uin
     if (!has_odd_scale(scales, n / NIB_MX_BLOCK)) {
         for (; i + 2 <= steps; i += 2) {
             int32_t four;
-            if (ahead)
-                _mm_prefetch((const char *)ahead + i * 32, _MM_HINT_T1);
-            _mm_prefetch((const char *)(words + i) + NEAR_BYTES, _MM_HINT_T0);
+            if (far) {
+                _mm_prefetch((const char *)far + i * 32, _MM_HINT_T1);
+                _mm_prefetch((const char *)near + i * 32, _MM_HINT_T0);
+            }
             memcpy(&four, scales + 2 * i, sizeof four);
             __m256i scale = _mm256_set1_epi32(four);
             multiply_step(_mm256_loadu_si256(words + i), spread_scales(scale, 0), x, i, m, sum);
@@ -130,13 +128,16 @@ INLINE void multiply_block(const struct nib_moe_block *block, const struct nib_m
 {
     for (int i = 0; i < NIB_MOE_ROWS; i++) {
         __m256 sum[4];
-        const uint8_t *next = NULL;
+        const uint8_t *far = NULL, *near = NULL;
         if (ahead) {
-            next = nib_moe_block_packed(ahead, i);
+            int next = i + NEAR_ROWS;
+            far = nib_moe_block_packed(ahead, i);
+            near = next < NIB_MOE_ROWS ? nib_moe_block_packed(block, next)
+                                       : nib_moe_block_packed(ahead, next - NIB_MOE_ROWS);
             for (int64_t k = 0; k < n / NIB_MX_BLOCK; k += 64)
                 _mm_prefetch((const char *)nib_moe_block_scales(ahead, i) + k, _MM_HINT_T1);
         }
-        multiply_row(nib_moe_block_packed(block, i), nib_moe_block_scales(block, i), next, n, x, m, sum);
+        multiply_row(nib_moe_block_packed(block, i), nib_moe_block_scales(block, i), far, near, n, x, m, sum);
         UNROLL
         for (int t = 0; t < m; t++)
             out[t * NIB_MOE_ROWS + i] = sum_lanes(sum[t]);

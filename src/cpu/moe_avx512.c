@@ -3,7 +3,66 @@
 // 64 packed bytes are 16 dwords of eight elements. Dword d belongs to scale block d / 4, so the eight nibble planes (the
 // dword shifted by 0, 4, … 28, of which vpermps reads the low four bits) share one vector of scales, and an activation row
 // arranged by planes meets them without a shuffle.
-#include "cpu/moe_f32.h"
+#include <immintrin.h>
+
+#include "cpu/moe_activation.h"
+#include "cpu/moe_packed.h"
+#include "cpu/unroll.h"
+
+#define PANEL_CHUNKS 8 // 4 KiB of a fp32 activation row: what eight tokens read again for each row stays in L1
+#define PANEL_COLUMNS (PANEL_CHUNKS * NIB_MOE_CHUNK)
+#define PANEL_SCALES (PANEL_COLUMNS / NIB_MX_BLOCK)
+
+// Up to PANEL_CHUNKS chunks of a block's rows.
+struct panel {
+    const struct nib_moe_block *block;
+    const struct nib_moe_block *ahead; // to prefetch, or NULL
+    const uint8_t *after;              // packed weights of the first rows that are multiplied behind this panel
+    int64_t start, columns;
+    _Alignas(64) float scales[NIB_MOE_ROWS][PANEL_SCALES]; // zero past the last column
+};
+
+static const uint8_t *panel_packed(const struct panel *panel, int row)
+{
+    return row < NIB_MOE_ROWS ? nib_moe_block_packed(panel->block, row) + panel->start / 2 : panel->after;
+}
+
+static void expand_scales(struct panel *panel)
+{
+    int64_t n = panel->columns / NIB_MX_BLOCK;
+    for (int i = 0; i < NIB_MOE_ROWS; i++) {
+        const uint8_t *scales = nib_moe_block_scales(panel->block, i) + panel->start / NIB_MX_BLOCK;
+        float *values = panel->scales[i];
+        for (int64_t k = 0; k < n; k++) {
+            uint32_t byte = scales[k], bits = byte << 23;
+            bits = byte == 0 ? 0x00400000u : bits;   // 2^-127, a subnormal
+            bits = byte == 255 ? 0x7fc00000u : bits; // NaN
+            memcpy(&values[k], &bits, sizeof bits);
+        }
+        for (int64_t k = n; k % (NIB_MOE_CHUNK / NIB_MX_BLOCK); k++)
+            values[k] = 0;
+    }
+}
+
+// Hints for chunk c of the rows of a tile: into L2 those of the block ahead, into L1 the ones that are multiplied next.
+INLINE void prefetch_chunk(const struct panel *panel, int first, int rows, int64_t c)
+{
+    uintptr_t next = (uintptr_t)panel_packed(panel, first + rows) - (uintptr_t)panel_packed(panel, first);
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        const uint8_t *far = nib_moe_block_packed(panel->ahead, first + i) + panel->start / 2;
+        uintptr_t here = (uintptr_t)panel_packed(panel, first + i);
+        _mm_prefetch((const char *)far + c * 64, _MM_HINT_T1);
+        _mm_prefetch((const char *)(here + next) + c * 64, _MM_HINT_T0);
+    }
+}
+
+static void prefetch_scales(const struct nib_moe_block *block, int64_t n)
+{
+    for (int i = 0; i < NIB_MOE_ROWS; i++)
+        for (int64_t k = 0; k < n / NIB_MX_BLOCK; k += 64)
+            _mm_prefetch((const char *)nib_moe_block_scales(block, i) + k, _MM_HINT_T1);
+}
 
 INLINE __m512 load_x(const float *x, int64_t chunk, int plane)
 {
@@ -67,8 +126,8 @@ INLINE void multiply_panel(const struct panel *panel, int rows, const float *con
         for (int t = 0; t < m; t++)
             sum[t * rows + i] = panel->start ? saved[t][first + i] : _mm512_setzero_ps();
         for (int64_t c = 0; c < chunks; c++) {
-            for (int i = 0; i < rows; i++)
-                prefetch_ahead(panel, first + i, c);
+            if (panel->ahead)
+                prefetch_chunk(panel, first, rows, c);
             multiply_chunk(panel, first, c, 0xffff, rows, x, m, sum);
         }
         if (partial)
@@ -105,12 +164,18 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
     struct panel panel;
     __m512 saved[NIB_MOE_FEW][NIB_MOE_ROWS];
     panel.block = block;
+    if (ahead)
+        prefetch_scales(ahead, n);
     for (panel.start = 0; panel.start < n; panel.start += PANEL_COLUMNS) {
         const float *from[NIB_MOE_FEW];
         for (int t = 0; t < m; t++)
             from[t] = (const float *)x[t] + panel.start;
         panel.columns = n - panel.start < PANEL_COLUMNS ? n - panel.start : PANEL_COLUMNS;
         expand_scales(&panel);
+        if (ahead)
+            panel.after = panel.start + panel.columns < n
+                              ? nib_moe_block_packed(block, 0) + (panel.start + panel.columns) / 2
+                              : nib_moe_block_packed(ahead, 0);
         for (int t = 0; t < m; t += 4) { // 32 registers hold what four tokens need
             panel.ahead = t ? NULL : ahead;
             multiply_tokens(&panel, from + t, m - t < 4 ? m - t : 4, saved + t);

@@ -3,6 +3,7 @@
 #define NIB_CPU_MOE_AVX512BF16_H
 
 #include "cpu/moe_packed.h"
+#include "cpu/unroll.h"
 
 #include <immintrin.h>
 #include <stdbool.h>
@@ -11,13 +12,6 @@
 #define SCALE_HIGHEST 190
 #define CHUNK_BYTES (NIB_MOE_CHUNK / 2)
 #define CHUNK_SCALES (NIB_MOE_CHUNK / NIB_MX_BLOCK)
-
-#define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
 
 // A stretch of a block's columns.
 struct panel {
