@@ -61,7 +61,7 @@ enum nib_precision {
 #define NIB_EXACT_BELOW ((uint64_t)64 << 20)
 
 struct nib_engine_options {
-    const char *device;      // NULL: "cpu"; or "ref"
+    const char *device;      // NULL: "cpu"; or "ref", "cuda", "cuda:1"
     int threads;             // 0: as many as the process may use
     int32_t context;         // 0: the model's own, or as much as fits; a number that does not fit is refused
     int32_t max_sequences;   // alive at the same time; 0: 8
@@ -72,6 +72,11 @@ struct nib_engine_options {
     bool dense_int8;   // dense matrices in 8 bits with a scale a row: faster, and lossy
     bool prefix_cache; // keep pages of past sequences for new ones that begin alike, as long as there is room
     bool force;        // open even if the plan does not fit the memory
+    bool
+        deterministic; // on devices that would be faster otherwise: results as promised above, whatever is in a step
+    bool random_weights; // for benchmarks, where the device can: weights are made up, not read
+    // Called while weights are copied to a device, with the bytes just copied; may be NULL.
+    void (*on_upload)(void *user, uint64_t bytes);
     // Called once before anything is allocated; may be NULL.
     void (*on_plan)(void *user, const struct nib_memory_plan *plan);
     void *user;
@@ -138,8 +143,13 @@ struct nib_feed {
 nib_status nib_engine_step(struct nib_engine *engine, const struct nib_feed *feeds /* [n] */, int n,
                            struct nib_error *err);
 
-// The logits asked for in the last step, rows in the order of the feeds and, within a feed, of its tokens.
-const float *nib_engine_logits(const struct nib_engine *engine, int64_t row); /* [vocab] */
+// The logits asked for in the last step, rows in the order of the feeds and, within a feed, of its tokens. The first call
+// after a step copies them from the device; not numbers at all if that fails.
+const float *nib_engine_logits(struct nib_engine *engine, int64_t row); /* [vocab] */
+
+// For benchmarks: counts n tokens as fed, whose cached rows are whatever lies in their pages. Not for engines with a
+// prefix cache.
+nib_status nib_sequence_assume(struct nib_sequence *sequence, int32_t n, struct nib_error *err);
 
 // ---- sampling ----
 

@@ -43,6 +43,8 @@ struct nib_batch {
     struct nib_running **fed_by;   /* [max_sequences] whose feed it is */
     struct nib_running **readers;  /* [max_sequences] scratch */
     int64_t taken[NIB_MAX_GROUPS]; // pages that the feeds need
+    struct nib_draw *draws;        /* [max_sequences] of its rows of logits, where the device draws */
+    struct nib_drawn *drawn;       /* [max_sequences] */
 };
 
 // Chooses what the next step feeds: fills feeds and fed_by, begins waiting requests. How many feeds there are.

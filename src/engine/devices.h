@@ -4,7 +4,7 @@
 
 #include "ops/ops.h"
 
-// "cpu" or "ref"; NULL when this build has no such device.
-const struct nib_ops *nib_find_device(const char *name);
+// "cpu", "ref", "cuda" or "cuda:N"; *ordinal is N. NIB_ERR_UNSUPPORTED with the reason when this build has no such device.
+nib_status nib_find_device(const char *name, const struct nib_ops **ops, int *ordinal, struct nib_error *err);
 
 #endif

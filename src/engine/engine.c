@@ -31,7 +31,8 @@ static nib_status check_options(const struct nib_engine_options *options, struct
     return NIB_OK;
 }
 
-static struct nib_device_options device_options(const struct nib_engine *engine)
+static struct nib_device_options device_options(const struct nib_engine *engine,
+                                                const struct nib_engine_options *options)
 {
     return (struct nib_device_options){
         .threads = engine->threads,
@@ -39,6 +40,11 @@ static struct nib_device_options device_options(const struct nib_engine *engine)
         .max_sequences = engine->plan.max_sequences,
         .dense_int8 = engine->dense_int8,
         .exact = engine->plan.exact,
+        .ordinal = engine->ordinal,
+        .deterministic = options->deterministic,
+        .random_weights = options->random_weights,
+        .on_upload = options->on_upload,
+        .user = options->user,
     };
 }
 
@@ -63,7 +69,7 @@ static nib_status plan_context(struct nib_engine *engine, const struct nib_engin
     struct nib_memory_plan *plan = &engine->plan;
     plan->context = context;
     plan->cache_tokens = options->cache_tokens ? options->cache_tokens : context;
-    struct nib_device_options device = device_options(engine);
+    struct nib_device_options device = device_options(engine, options);
     plan->cache_element_bytes = engine->ops->cache_element_bytes(&device);
     nib_status status = nib_kv_pool_plan(&engine->pool, shape, plan->cache_element_bytes, context,
                                          plan->cache_tokens, plan->max_sequences, plan->max_step_tokens, err);
@@ -143,20 +149,24 @@ static nib_status prepare_model(struct nib_engine *engine, const struct nib_conf
     engine->max_outputs = options->max_outputs ? options->max_outputs : plan->max_sequences;
     plan->weights_bytes = weights_bytes;
     plan->exact = options->precision == NIB_PRECISION_EXACT ||
-                  (options->precision == NIB_PRECISION_AUTO && plan->weights_bytes < NIB_EXACT_BELOW);
-    plan->available_bytes = nib_memory_available();
+                  (options->precision == NIB_PRECISION_AUTO && plan->weights_bytes < NIB_EXACT_BELOW &&
+                   !engine->ops->rounds);
     return plan_memory(engine, options, err);
 }
 
+// The device, and the memory it has left.
 static nib_status find_device(struct nib_engine *engine, const struct nib_engine_options *options,
                               struct nib_error *err)
 {
-    const char *device = options->device ? options->device : "cpu";
     nib_status status = check_options(options, err);
-    engine->ops = nib_find_device(device);
-    if (!status && !engine->ops)
-        return nib_fail(err, NIB_ERR_UNSUPPORTED, "this build has no device \"%s\"", device);
-    return status;
+    if (!status)
+        status = nib_find_device(options->device ? options->device : "cpu", &engine->ops, &engine->ordinal, err);
+    if (status)
+        return status;
+    if (engine->ops->memory_available)
+        return engine->ops->memory_available(engine->ordinal, &engine->plan.available_bytes, err);
+    engine->plan.available_bytes = nib_memory_available();
+    return NIB_OK;
 }
 
 static nib_status prepare(struct nib_engine *engine, const char *path, const struct nib_engine_options *options,
@@ -194,7 +204,7 @@ static nib_status alloc_arrays(struct nib_engine *engine, struct nib_error *err)
 
 static nib_status start(struct nib_engine *engine, const struct nib_engine_options *options, struct nib_error *err)
 {
-    struct nib_device_options device = device_options(engine);
+    struct nib_device_options device = device_options(engine, options);
     struct nib_scratch_query query = scratch_query(&engine->model->shape);
     nib_status status;
     if ((status = engine->ops->open(&device, &query, &engine->device, err)) ||

@@ -21,6 +21,7 @@ struct nib_engine {
     struct nib_checkpoint *checkpoint;
     struct nib_model *model;
     const struct nib_ops *ops;
+    int ordinal; // of the device among its kind
     struct nib_device *device;
     struct nib_kv_pool pool;
     int threads;
@@ -29,6 +30,7 @@ struct nib_engine {
     int32_t n_sequences; // alive
     struct nib_step_arrays arrays;
     int32_t n_output_rows;     // of the last step
+    bool logits_read;          // they lie in arrays.logits
     uint64_t step_cache_bytes; // rows that the last step's tokens saw
     uint64_t dense_bytes;      // weights that every step reads
 };
@@ -38,5 +40,10 @@ struct nib_sequence {
     struct nib_page_table table;
     struct nib_prefix_trail trail; // only kept with a prefix cache
 };
+
+// nib_engine_step that also draws a token from each row of logits, in the rows' order, on devices that can: ops->sample.
+nib_status nib_engine_step_and_draw(struct nib_engine *engine, const struct nib_feed *feeds /* [n] */, int n,
+                                    const struct nib_draw *draws /* [output rows] or NULL */,
+                                    struct nib_drawn *drawn /* [output rows] */, struct nib_error *err);
 
 #endif

@@ -56,6 +56,11 @@ static bool has_penalty(const struct nib_logit_rules *rules)
     return rules->frequency_penalty != 0 || rules->presence_penalty != 0;
 }
 
+bool nib_logit_rules_none(const struct nib_logit_rules *rules)
+{
+    return rules->n_bias == 0 && !has_penalty(rules) && !rules->constraint.mask && !rules->constraint.accept;
+}
+
 // Forbidden logits become -infinity; false when none is left.
 static bool mask_out(float *logits, const uint32_t *mask, int32_t vocab)
 {

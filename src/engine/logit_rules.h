@@ -20,6 +20,9 @@ nib_status nib_logit_rules_init(struct nib_logit_rules *rules, const struct nib_
                                 struct nib_error *err);
 void nib_logit_rules_free(struct nib_logit_rules *rules);
 
+// Whether the model's logits are drawn from as they are.
+bool nib_logit_rules_none(const struct nib_logit_rules *rules);
+
 // The logits to draw from: `logits` themselves when no rule applies, else `changed`. NULL when the constraint leaves no
 // token at all.
 const float *nib_logit_rules_apply(struct nib_logit_rules *rules, const float *logits /* [vocab] */,

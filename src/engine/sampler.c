@@ -48,6 +48,11 @@ static double random_unit(uint64_t *state)
     return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
+double nib_sampler_unit(struct nib_sampler *sampler)
+{
+    return sampler->options.temperature > 0 ? random_unit(&sampler->state) : 0;
+}
+
 // NaN logits are never chosen: every comparison with them is false.
 static int32_t argmax(const float *logits, int32_t vocab)
 {

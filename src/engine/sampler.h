@@ -11,6 +11,9 @@ struct nib_sampler {
 
 void nib_sampler_init(struct nib_sampler *sampler, const struct nib_sampling *options);
 
+// The next of the sampler's random numbers, in [0, 1); greedy samplers use none and stay where they are.
+double nib_sampler_unit(struct nib_sampler *sampler);
+
 // NIB_ERR_ARGUMENT names the option that is out of range.
 nib_status nib_sampling_check(const struct nib_sampling *options, struct nib_error *err);
 

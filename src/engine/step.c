@@ -45,6 +45,22 @@ int32_t nib_sequence_reuse(struct nib_sequence *sequence, const int32_t *tokens,
     return nib_prefix_cache_attach(&engine->pool, &sequence->table, &sequence->trail, tokens, n);
 }
 
+nib_status nib_sequence_assume(struct nib_sequence *sequence, int32_t n, struct nib_error *err)
+{
+    struct nib_engine *engine = sequence->engine;
+    if (n < 0 || n > engine->plan.context - sequence->table.length)
+        return nib_fail(err, NIB_ERR_LIMIT, "%d tokens and %d more exceed the context of %d",
+                        sequence->table.length, n, engine->plan.context);
+    for (int32_t chunk; n > 0; n -= chunk) {
+        chunk = n < engine->plan.max_step_tokens ? n : engine->plan.max_step_tokens;
+        if (!nib_page_table_reserve(&sequence->table, &engine->pool, chunk))
+            return nib_fail(err, NIB_ERR_LIMIT, "the KV cache of %lld tokens is full",
+                            (long long)engine->plan.cache_tokens);
+        nib_page_table_advance(&sequence->table, &engine->pool, chunk);
+    }
+    return NIB_OK;
+}
+
 static int32_t outputs_of(const struct nib_feed *feed)
 {
     return feed->outputs == NIB_OUTPUTS_ALL ? feed->n_tokens : feed->outputs == NIB_OUTPUTS_LAST;
@@ -156,7 +172,8 @@ static uint64_t cache_bytes(const struct nib_engine *engine, const struct nib_fe
     return bytes;
 }
 
-nib_status nib_engine_step(struct nib_engine *engine, const struct nib_feed *feeds, int n, struct nib_error *err)
+nib_status nib_engine_step_and_draw(struct nib_engine *engine, const struct nib_feed *feeds, int n,
+                                    const struct nib_draw *draws, struct nib_drawn *drawn, struct nib_error *err)
 {
     nib_status status = check_feeds(engine, feeds, n, err);
     if (!status)
@@ -166,10 +183,11 @@ nib_status nib_engine_step(struct nib_engine *engine, const struct nib_feed *fee
     struct nib_step step = describe(engine, feeds, n);
     engine->ops->begin(engine->device, &step);
     nib_model_forward(engine->model, &step, engine->pool.caches);
-    if (step.n_outputs)
-        engine->ops->read(engine->device, step.n_outputs, engine->model->logits, engine->arrays.logits);
+    if (draws && step.n_outputs)
+        engine->ops->sample(engine->device, step.n_outputs, engine->model->logits, draws, drawn);
     status = engine->ops->end(engine->device, err);
     engine->n_output_rows = status ? 0 : step.n_outputs;
+    engine->logits_read = false;
     engine->step_cache_bytes = cache_bytes(engine, feeds, n);
     for (int i = 0; i < n; i++) {
         if (status)
@@ -183,8 +201,18 @@ nib_status nib_engine_step(struct nib_engine *engine, const struct nib_feed *fee
     return status;
 }
 
-const float *nib_engine_logits(const struct nib_engine *engine, int64_t row)
+nib_status nib_engine_step(struct nib_engine *engine, const struct nib_feed *feeds, int n, struct nib_error *err)
 {
-    return row >= 0 && row < engine->n_output_rows ? engine->arrays.logits + row * engine->model->shape.vocab
-                                                   : NULL;
+    return nib_engine_step_and_draw(engine, feeds, n, NULL, NULL, err);
+}
+
+// Rows are fetched when the first of them is asked for: drawn tokens may be all that anybody wants.
+const float *nib_engine_logits(struct nib_engine *engine, int64_t row)
+{
+    if (row < 0 || row >= engine->n_output_rows)
+        return NULL;
+    if (!engine->logits_read)
+        engine->ops->read(engine->device, engine->n_output_rows, engine->model->logits, engine->arrays.logits);
+    engine->logits_read = true;
+    return engine->arrays.logits + row * engine->model->shape.vocab;
 }

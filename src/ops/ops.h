@@ -25,6 +25,12 @@ struct nib_device_options {
     int32_t max_sequences; // sequences in one step at most
     bool dense_int8;       // narrow the matrices that allow it to 8 bits: lossy, so only when asked for
     bool exact;            // round no activation and no cached row to bf16
+    int ordinal;           // which of several devices of a kind
+    bool deterministic;    // a row's bits depend on nothing else in the step, nor on how its prompt was cut
+    bool random_weights;   // for benchmarks: bytes of weights are made up, not read; caches hold random rows
+    // Called while weights are copied to the device, with the bytes just copied; may be NULL.
+    void (*on_upload)(void *user, uint64_t bytes);
+    void *user;
 };
 
 // A dense matrix or vector as it lies in the checkpoint (a vector has rows = 1).
@@ -176,9 +182,37 @@ struct nib_scratch_query {
     int64_t n_heads, head_dim; // head_dim: the larger of head_dim and v_dim
 };
 
+// What one row of logits is to be drawn with; fields as in struct nib_sampling.
+struct nib_draw {
+    double unit; // the uniform random number in [0, 1) to draw with
+    float temperature, top_p, min_p;
+    int32_t top_k;
+    int32_t n_top; // likeliest tokens to report, at most NIB_DRAW_TOP; -1: not even the drawn token's logprob
+};
+
+#define NIB_DRAW_TOP 20
+
+struct nib_drawn {
+    int32_t token; // -1: no logit is a number
+    float logprob;
+    int32_t n_top;
+    int32_t top_tokens[NIB_DRAW_TOP]; // likeliest first, of equals the lower id
+    float top_logprobs[NIB_DRAW_TOP];
+};
+
+// Time that one kind of operation took in a profiled step.
+struct nib_op_time {
+    const char *name;
+    int launches;
+    double seconds;
+};
+
 struct nib_ops {
     const char *name;
     size_t buffer_element_bytes;
+    bool rounds; // activations are always rounded to bf16 for products: there is no `exact`
+    // Memory that a device has left; NULL: the host's. Fails where there is no such device, with the reason.
+    nib_status (*memory_available)(int ordinal, uint64_t *bytes, struct nib_error *err);
     size_t (*cache_element_bytes)(const struct nib_device_options *options); // of nib_cache.data
 
     // Allocates the scratch that scratch_bytes states, or leaves what a MoE layer needs of it to bind_moe.
@@ -257,11 +291,26 @@ struct nib_ops {
     void (*all_reduce)(struct nib_device *device, int64_t rows, struct nib_buffer x);
     // packed bytes of the distinct experts that the MoE layers of the last step read, for benchmarks
     uint64_t (*expert_bytes_read)(const struct nib_device *device);
-    // waits for the step's operations and copies `rows` rows to the host as fp32
+    // waits for the step's operations and copies `rows` rows to the host as fp32; also after `end`
     void (*read)(struct nib_device *device, int64_t rows, struct nib_buffer x, float *host /* [rows, width] */);
+
+    // ---- optional: NULL where a device has nothing of its own ----
+
+    // Draws a token from each of `rows` rows of logits; `drawn` is filled when `end` returns.
+    void (*sample)(struct nib_device *device, int64_t rows, struct nib_buffer logits,
+                   const struct nib_draw *draws /* [rows] */, struct nib_drawn *drawn /* [rows] */);
+    // Kernels launched by the last step.
+    int (*launches)(const struct nib_device *device);
+    // Bytes a second that a plain read of the device's memory reaches.
+    nib_status (*read_bandwidth)(struct nib_device *device, double *bytes_per_second, struct nib_error *err);
+    // From now on steps are timed operation by operation (and are slower for it), or no longer.
+    void (*profile)(struct nib_device *device, bool on);
+    // The times of the last profiled step, by kind; how many kinds there are.
+    int (*op_times)(const struct nib_device *device, const struct nib_op_time **times);
 };
 
 const struct nib_ops *nib_ref_ops(void);
 const struct nib_ops *nib_cpu_ops(void);
+const struct nib_ops *nib_cuda_ops(void); // NULL in a build without CUDA
 
 #endif
