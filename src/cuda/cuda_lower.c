@@ -1,0 +1,478 @@
+// From a step's program to launches. Each function below takes the operation at `i`, and those behind it that its kernel
+// does as well, and returns how many it took.
+#include "cuda/cuda_device.h"
+
+#include "base/error.h"
+#include "cuda/attend.h"
+#include "cuda/skinny_linear.h"
+
+static bool launched(struct nib_device *device, cudaError_t error, const char *name, int launches)
+{
+    device->launched += launches;
+    nib_cuda_profile_mark(device, name, launches);
+    return nib_cuda_ok(device, error, name);
+}
+
+// ---- bf16 copies ----
+
+static void set_half(struct nib_device *device, struct nib_buffer buffer, bool fresh)
+{
+    struct nib_cuda_buffer *known = nib_cuda_find_buffer(device, buffer.data);
+    if (known)
+        known->fresh_width = fresh ? buffer.width : 0;
+}
+
+static uint16_t *half_room(struct nib_device *device, struct nib_buffer buffer)
+{
+    struct nib_cuda_buffer *known = nib_cuda_find_buffer(device, buffer.data);
+    return known ? known->half : NULL;
+}
+
+// The buffer as bf16; rounded now unless whoever wrote it has done so.
+static const uint16_t *half_of(struct nib_device *device, struct nib_buffer buffer, int64_t rows)
+{
+    struct nib_cuda_buffer *known = nib_cuda_find_buffer(device, buffer.data);
+    if (!known)
+        return NULL;
+    if (known->fresh_width != buffer.width) {
+        launched(device, nib_cuda_to_bf16(device->stream, known->half, buffer.data, rows * buffer.width), "round",
+                 1);
+        known->fresh_width = buffer.width;
+    }
+    return known->half;
+}
+
+// ---- looking ahead ----
+
+static const struct nib_cuda_op *op_at(const struct nib_device *device, int32_t i, enum nib_cuda_op_kind kind)
+{
+    return i < device->n_ops && device->ops[i].kind == kind ? &device->ops[i] : NULL;
+}
+
+static bool whole(const struct nib_cuda_op *linear)
+{
+    return linear->column == 0 && linear->weight.rows == linear->y.width;
+}
+
+// Whether the buffer is written anew before anything from op `i` on reads it.
+static bool is_dead(const struct nib_device *device, int32_t i, const void *data)
+{
+    for (; i < device->n_ops; i++) {
+        const struct nib_cuda_op *op = &device->ops[i];
+        bool in_place = op->kind == NIB_CUDA_SILU_MUL || op->kind == NIB_CUDA_ADD;
+        if (op->x.data == data || (in_place && op->y.data == data))
+            return false;
+        if (op->y.data == data && (op->kind != NIB_CUDA_LINEAR || whole(op)))
+            return true;
+    }
+    return false;
+}
+
+// ---- rows ----
+
+static int32_t lower_embed(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    launched(device, nib_cuda_embed(device->stream, &device->view, op->y.data, &op->weight), "embed", 1);
+    set_half(device, op->y, false);
+    return 1;
+}
+
+static int32_t launch_norm(struct nib_device *device, const struct nib_cuda_op *op, struct nib_buffer x,
+                           const float *branch, const int32_t *from)
+{
+    const struct nib_cuda_norm norm = {
+        .x = x.data,
+        .branch = branch,
+        .y = op->y.data,
+        .y_half = half_room(device, op->y),
+        .weight = op->vector,
+        .from = from,
+        .rows = op->rows,
+        .width = (int32_t)x.width,
+        .eps = op->eps,
+    };
+    launched(device, nib_cuda_rms_norm(device->stream, &norm), "norm", 1);
+    if (branch)
+        set_half(device, x, false);
+    set_half(device, op->y, true);
+    return 1;
+}
+
+static int32_t lower_head_norm(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    launched(device,
+             nib_cuda_head_norm(device->stream, op->x.data, op->rows, op->n_heads, op->head_dim, op->vector,
+                                (int32_t)op->weight.cols, op->eps),
+             "head norm", 1);
+    set_half(device, op->y, false);
+    return 1;
+}
+
+static int32_t lower_add(struct nib_device *device, int32_t i)
+{
+    const struct nib_cuda_op *op = &device->ops[i], *norm = op_at(device, i + 1, NIB_CUDA_RMS_NORM);
+    if (norm && norm->x.data == op->y.data && norm->y.data != op->y.data && norm->y.data != op->x.data &&
+        norm->rows == op->rows)
+        return 1 + launch_norm(device, norm, norm->x, op->x.data, NULL);
+    launched(device, nib_cuda_add(device->stream, op->y.data, op->x.data, op->rows * op->y.width), "add", 1);
+    set_half(device, op->y, false);
+    return 1;
+}
+
+static int32_t lower_gather(struct nib_device *device, int32_t i)
+{
+    const struct nib_cuda_op *op = &device->ops[i], *norm = op_at(device, i + 1, NIB_CUDA_RMS_NORM);
+    if (norm && norm->x.data == op->y.data && norm->y.data == op->y.data && norm->rows == op->rows)
+        return 1 + launch_norm(device, norm, op->x, NULL, device->view.output_rows);
+    launched(device,
+             nib_cuda_gather(device->stream, op->y.data, op->x.data, device->view.output_rows, op->rows,
+                             (int32_t)op->x.width),
+             "gather", 1);
+    set_half(device, op->y, false);
+    return 1;
+}
+
+static int32_t lower_silu_mul(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    launched(device,
+             nib_cuda_silu_mul(device->stream, op->y.data, half_room(device, op->y), op->x.data,
+                               op->rows * op->y.width),
+             "silu", 1);
+    set_half(device, op->y, true);
+    return 1;
+}
+
+// ---- linears ----
+
+static void plain_linear(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    const struct nib_cuda_plain_linear call = {
+        .y = (float *)op->y.data + op->column,
+        .y_pitch = op->y.width,
+        .x = op->x.data,
+        .weight = op->weight,
+        .bias = op->vector,
+    };
+    launched(device, nib_cuda_linear(device->stream, op->rows, &call), op->exact ? "router" : "plain linear", 1);
+}
+
+// Where a linear's sums go: its own output, or the residual stream that would be added to next.
+struct target {
+    float *y;
+    const float *added;
+    int64_t pitch;
+};
+
+static struct target target_of(const struct nib_cuda_op *op, const struct nib_cuda_op *add)
+{
+    if (add)
+        return (struct target){add->y.data, add->y.data, add->y.width};
+    return (struct target){(float *)op->y.data + op->column, NULL, op->y.width};
+}
+
+static void skinny_linears(struct nib_device *device, const struct nib_cuda_op *ops, int32_t n,
+                           const struct nib_cuda_op *add, const uint16_t *x, int64_t first, int64_t rows)
+{
+    struct nib_cuda_skinny_linear call = {
+        .x = x + first * ops->x.width, .rows = (int32_t)rows, .cols = (int32_t)ops->weight.cols, .n_outputs = n};
+    for (int32_t j = 0; j < n; j++) {
+        struct target to = target_of(&ops[j], add);
+        call.outputs[j] = (struct nib_cuda_skinny_output){
+            .weight = ops[j].weight.data,
+            .bias = ops[j].vector,
+            .added = to.added ? to.added + first * to.pitch : NULL,
+            .y = to.y + first * to.pitch,
+            .y_pitch = to.pitch,
+            .out = (int32_t)ops[j].weight.rows,
+        };
+    }
+    const char *name = n > 1 ? "linears of one input" : ops->weight.rows > 32768 ? "head" : "linear";
+    launched(device, nib_cuda_multiply_skinny(device->stream, &call), name, 1);
+}
+
+static bool gemm_linear(struct nib_device *device, const struct nib_cuda_op *op, const struct nib_cuda_op *add,
+                        const uint16_t *x)
+{
+    struct target to = target_of(op, add);
+    const struct nib_cuda_gemm_call call = {
+        .y = to.y,
+        .y_pitch = to.pitch,
+        .x = x,
+        .weight = op->weight.data,
+        .bias = op->vector,
+        .accumulate = to.added != NULL,
+        .rows = op->rows,
+        .cols = op->weight.cols,
+        .out = op->weight.rows,
+    };
+    cudaError_t error = nib_cuda_gemm_run(device->gemm, device->stream, &call);
+    if (error == cudaErrorNotSupported)
+        return false;
+    launched(device, error, "gemm", 1);
+    return true;
+}
+
+static bool takes_bf16(const struct nib_cuda_op *op)
+{
+    return !op->exact && op->weight.element == NIB_CUDA_BF16 && op->x.width == op->weight.cols &&
+           nib_cuda_skinny_takes(1, (int32_t)op->weight.cols);
+}
+
+static void bf16_linears(struct nib_device *device, const struct nib_cuda_op *ops, int32_t n,
+                         const struct nib_cuda_op *add)
+{
+    const uint16_t *x = half_of(device, ops->x, ops->rows);
+    bool many = ops->rows > NIB_CUDA_SKINNY_ROWS && device->gemm && !device->options.deterministic;
+    if (many) {
+        int32_t done = 0;
+        while (done < n && gemm_linear(device, &ops[done], add, x))
+            done++;
+        ops += done;
+        n -= done;
+    }
+    for (int64_t first = 0; n && first < ops->rows; first += NIB_CUDA_SKINNY_ROWS) {
+        int64_t left = ops->rows - first;
+        skinny_linears(device, ops, n, add, x, first, left < NIB_CUDA_SKINNY_ROWS ? left : NIB_CUDA_SKINNY_ROWS);
+    }
+}
+
+static int32_t lower_linear(struct nib_device *device, int32_t i)
+{
+    const struct nib_cuda_op *op = &device->ops[i], *next;
+    if (!takes_bf16(op)) {
+        plain_linear(device, op);
+        set_half(device, op->y, false);
+        return 1;
+    }
+    int32_t n = 1;
+    while (n < NIB_CUDA_SKINNY_OUTPUTS && (next = op_at(device, i + n, NIB_CUDA_LINEAR)) &&
+           next->x.data == op->x.data && next->x.width == op->x.width && next->rows == op->rows &&
+           next->y.data != op->x.data && takes_bf16(next))
+        n++;
+    const struct nib_cuda_op *add = n == 1 ? op_at(device, i + 1, NIB_CUDA_ADD) : NULL;
+    if (add && !(add->x.data == op->y.data && add->y.data != op->y.data && add->y.data != op->x.data &&
+                 add->rows == op->rows && whole(op) && is_dead(device, i + 2, op->y.data)))
+        add = NULL;
+    bf16_linears(device, op, n, add);
+    for (int32_t j = 0; j < n; j++)
+        set_half(device, add ? add->y : op[j].y, false);
+    return n + (add != NULL);
+}
+
+// ---- attention ----
+
+static struct nib_cuda_cache cache_of(const struct nib_device *device, const struct nib_cache *cache)
+{
+    return (struct nib_cuda_cache){
+        .data = cache->data,
+        .width = cache->width,
+        .tables =
+            device->view.page_tables + (int64_t)cache->group * device->key.n_sequences * device->key.table_width,
+    };
+}
+
+// Rotations of two inputs and the appends behind them, as far as they follow one another.
+static int32_t lower_rope(struct nib_device *device, int32_t i)
+{
+    const struct nib_cuda_op *q = &device->ops[i], *k = op_at(device, i + 1, NIB_CUDA_ROPE),
+                             *keys = op_at(device, i + 2, NIB_CUDA_APPEND),
+                             *values = op_at(device, i + 3, NIB_CUDA_APPEND);
+    struct nib_cuda_rotate_append call = {
+        .q = q->x.data,
+        .q_heads = q->n_heads,
+        .head_dim = q->head_dim,
+        .q_turn = q->rope,
+    };
+    int32_t taken = 1;
+    if (k && keys && keys->x.data == k->x.data && k->x.data != q->x.data) {
+        call.k = k->x.data;
+        call.k_heads = k->n_heads;
+        call.k_dim = k->head_dim;
+        call.k_turn = k->rope;
+        call.keys = cache_of(device, &keys->caches[0]);
+        taken = 3;
+        if (values && values->x.data != k->x.data) {
+            call.v = values->x.data;
+            call.values = cache_of(device, &values->caches[0]);
+            taken = 4;
+        }
+    }
+    if (taken == 1) {
+        launched(device,
+                 nib_cuda_rotate(device->stream, &device->view, q->x.data, q->n_heads, q->head_dim, &q->rope),
+                 "rope", 1);
+    } else {
+        launched(device, nib_cuda_rotate_and_append(device->stream, &device->view, &call), "rope, append", 1);
+        set_half(device, k->y, false);
+    }
+    set_half(device, q->y, false);
+    return taken;
+}
+
+static int32_t lower_append(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    const struct nib_cuda_cache cache = cache_of(device, &op->caches[0]);
+    launched(device, nib_cuda_append(device->stream, &device->view, &cache, op->x.data), "append", 1);
+    return 1;
+}
+
+static int32_t lower_attend(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    const struct nib_attend *a = &op->attend;
+    const struct nib_cuda_attention call = {
+        .y = op->y.data,
+        .y_half = half_room(device, op->y),
+        .q = op->x.data,
+        .keys = cache_of(device, &op->caches[0]),
+        .values = cache_of(device, &op->caches[1]),
+        .n_heads = (int32_t)a->n_heads,
+        .n_kv_heads = (int32_t)a->n_kv_heads,
+        .head_dim = (int32_t)a->head_dim,
+        .v_dim = (int32_t)a->v_dim,
+        .window = (int32_t)a->window,
+        .scale = a->scale,
+        .value_scale = a->value_scale,
+        .sinks = op->vector,
+        .longest = device->key.longest,
+        .by_row = device->options.deterministic,
+        .scratch = device->attention_scratch,
+    };
+    bool takes = nib_cuda_attend_takes(call.head_dim, call.v_dim) && call.keys.width % 8 == 0 &&
+                 call.values.width % 8 == 0 && op->caches[0].group == op->caches[1].group;
+    cudaError_t error = takes ? nib_cuda_attend_paged(device->stream, &device->view, &call)
+                              : nib_cuda_attend_plain(device->stream, &device->view, &call);
+    launched(device, error, a->window ? "attend, window" : "attend", 1);
+    set_half(device, op->y, true);
+    return 1;
+}
+
+static int32_t lower_linear_heads(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    launched(device, nib_cuda_linear_heads(device->stream, op->rows, &op->heads), "linear of heads", 1);
+    set_half(device, op->y, false);
+    return 1;
+}
+
+// ---- experts ----
+
+static int32_t *log_of(const struct nib_device *device, const struct nib_cuda_op *route)
+{
+    return device->route_log + route->ordinal * (int64_t)device->options.max_tokens * route->routes.top_k;
+}
+
+static int32_t lower_route(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    launched(device,
+             nib_cuda_route(device->stream, op->rows, op->x.data, &op->router, op->routes.expert_ids,
+                            op->routes.weights, log_of(device, op)),
+             "route", 1);
+    return 1;
+}
+
+static int32_t lower_moe(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    int launches = 0;
+    cudaError_t error =
+        nib_cuda_launch_moe(device, op, op->moe->plan ? half_of(device, op->x, op->rows) : NULL, &launches);
+    launched(device, error, "moe", launches);
+    set_half(device, op->y, false);
+    return 1;
+}
+
+static int32_t lower_sample(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    const struct nib_cuda_sample_ask *asks =
+        (const struct nib_cuda_sample_ask *)((const char *)device->device_block + device->asks_at);
+    launched(device,
+             nib_cuda_sample(device->stream, op->rows, (int32_t)op->x.width, op->x.data, asks,
+                             device->device_answers, NULL),
+             "sample", 1);
+    return 1;
+}
+
+// The norm, the router's product and the choice in one launch, where the three follow one another.
+static bool norm_route(struct nib_device *device, int32_t i)
+{
+    const struct nib_cuda_op *norm = &device->ops[i], *linear = op_at(device, i + 1, NIB_CUDA_LINEAR),
+                             *route = op_at(device, i + 2, NIB_CUDA_ROUTE);
+    uint16_t *half = half_room(device, norm->y);
+    if (device->options.deterministic || !linear || !route || !half || norm->y.data == norm->x.data ||
+        !linear->exact || linear->x.data != norm->y.data || linear->weight.element != NIB_CUDA_BF16 ||
+        linear->weight.cols != norm->x.width || !whole(linear) || route->x.data != linear->y.data ||
+        linear->rows != norm->rows || route->rows != norm->rows ||
+        !nib_cuda_norm_route_takes(norm->rows, (int32_t)norm->x.width, &route->router))
+        return false;
+    const struct nib_cuda_norm_route call = {
+        .x = norm->x.data,
+        .y = norm->y.data,
+        .y_half = half,
+        .norm_weight = norm->vector,
+        .eps = norm->eps,
+        .tokens = norm->rows,
+        .width = (int32_t)norm->x.width,
+        .weight = linear->weight.data,
+        .bias = linear->vector,
+        .logits = linear->y.data,
+        .router = route->router,
+        .ids = route->routes.expert_ids,
+        .weights = route->routes.weights,
+        .log = log_of(device, route),
+        .counters = device->counters,
+    };
+    launched(device, nib_cuda_norm_and_route(device->stream, &call), "norm, router, route", 1);
+    set_half(device, norm->y, true);
+    set_half(device, linear->y, false);
+    return true;
+}
+
+static int32_t lower_norm(struct nib_device *device, int32_t i)
+{
+    const struct nib_cuda_op *op = &device->ops[i];
+    return norm_route(device, i) ? 3 : launch_norm(device, op, op->x, NULL, NULL);
+}
+
+static int32_t lower_one(struct nib_device *device, int32_t i)
+{
+    const struct nib_cuda_op *op = &device->ops[i];
+    switch (op->kind) {
+    case NIB_CUDA_EMBED:
+        return lower_embed(device, op);
+    case NIB_CUDA_RMS_NORM:
+        return lower_norm(device, i);
+    case NIB_CUDA_HEAD_NORM:
+        return lower_head_norm(device, op);
+    case NIB_CUDA_LINEAR:
+        return lower_linear(device, i);
+    case NIB_CUDA_LINEAR_HEADS:
+        return lower_linear_heads(device, op);
+    case NIB_CUDA_ROPE:
+        return lower_rope(device, i);
+    case NIB_CUDA_APPEND:
+        return lower_append(device, op);
+    case NIB_CUDA_ATTEND:
+        return lower_attend(device, op);
+    case NIB_CUDA_ROUTE:
+        return lower_route(device, op);
+    case NIB_CUDA_MOE:
+        return lower_moe(device, op);
+    case NIB_CUDA_SILU_MUL:
+        return lower_silu_mul(device, op);
+    case NIB_CUDA_ADD:
+        return lower_add(device, i);
+    case NIB_CUDA_GATHER:
+        return lower_gather(device, i);
+    case NIB_CUDA_SAMPLE:
+        return lower_sample(device, op);
+    }
+    return 1;
+}
+
+bool nib_cuda_lower(struct nib_device *device)
+{
+    device->launched = 0;
+    for (int32_t i = 0; i < device->n_buffers; i++)
+        device->buffers[i].fresh_width = 0;
+    for (int32_t i = 0; i < device->n_ops && !device->error.status;)
+        i += lower_one(device, i);
+    return !device->error.status;
+}
