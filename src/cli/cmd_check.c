@@ -352,7 +352,7 @@ int cmd_check(int argc, char **argv)
     bool json = false;
     struct limits limits = {INFINITY, INFINITY, 0, INFINITY};
     const struct nib_option options[] = {
-        {"--backend", NIB_OPTION_CHOICE, &device, "ref|cpu", "the device that computes", 0, 0},
+        option_device(&device),
         option_threads(&threads),
         {"--chunk", NIB_OPTION_INT, &chunk, "N", "prompt tokens fed in one step", 1, MAX_ROWS},
         option_precision(&precision),

@@ -111,7 +111,7 @@ static int eval_nll(int argc, char **argv)
     struct session_options session = session_defaults();
     const struct nib_option options[] = {
         {"--window", NIB_OPTION_INT, &nll.window, "N", "tokens of one window; windows do not overlap", 2, 1 << 24},
-        {"--backend", NIB_OPTION_CHOICE, &session.device, "ref|cpu", "the device that computes", 0, 0},
+        option_device(&session.device),
         option_threads(&session.threads),
         option_precision(&session.precision),
         option_dense_dtype(&session.dense_dtype),
@@ -324,7 +324,7 @@ static int eval_tasks(int argc, char **argv)
     const struct nib_option options[] = {
         {"--max-tokens", NIB_OPTION_INT, &max_tokens, "N", "tokens of an answer at most", 1, 1 << 20},
         {"--sequences", NIB_OPTION_INT, &sequences, "N", "tasks answered at the same time", 1, 256},
-        {"--backend", NIB_OPTION_CHOICE, &session.device, "ref|cpu", "the device that computes", 0, 0},
+        option_device(&session.device),
         option_threads(&session.threads),
         option_precision(&session.precision),
         option_dense_dtype(&session.dense_dtype),

@@ -75,7 +75,7 @@ int cmd_inspect(int argc, char **argv)
         {"--check-scales", NIB_OPTION_FLAG, &scales, NULL, "read all expert scales and refuse NaN", 0, 0},
         {"--dry-run-convert", NIB_OPTION_CHOICE, &form, "fused|per-expert|fp8-channel|int4-g32|mxfp4",
          "instead say what nibble convert --to would do", 0, 0},
-        {"--backend", NIB_OPTION_CHOICE, &session.device, "ref|cpu", "the device that would compute", 0, 0},
+        option_device(&session.device),
         option_threads(&session.threads),
         {"--context", NIB_OPTION_INT, &session.context, "N", "tokens to plan for, 0: the model's own", 0, 1 << 30},
     };

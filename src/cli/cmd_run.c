@@ -197,7 +197,7 @@ int cmd_run(int argc, char **argv)
         {"--logprobs", NIB_OPTION_INT, &talk.top_logprobs, "N", "log-probabilities with N alternatives", 0,
          NIB_MAX_TOP_LOGPROBS},
         option_json(&w.json),
-        {"--backend", NIB_OPTION_CHOICE, &w.session.device, "ref|cpu", "the device that computes", 0, 0},
+        option_device(&w.session.device),
         option_threads(&w.session.threads),
         option_context(&w.session.context),
         option_precision(&w.session.precision),

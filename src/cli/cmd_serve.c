@@ -126,7 +126,7 @@ int cmd_serve(int argc, char **argv)
         {"--grace", NIB_OPTION_INT, &s.grace, "SECONDS", "for answers under way when asked to stop", 0, 86400},
         {"--date", NIB_OPTION_STRING, &o->date, "YYYY-MM-DD", "that prompts say; without it today", 0, 0},
         {"--log", NIB_OPTION_FLAG, &o->log_requests, NULL, "a line for each request; never what was said", 0, 0},
-        {"--backend", NIB_OPTION_CHOICE, &s.session.device, "ref|cpu", "the device that computes", 0, 0},
+        option_device(&s.session.device),
         option_threads(&s.session.threads),
         {"--force", NIB_OPTION_FLAG, &s.session.force, NULL, "run even if the memory does not suffice", 0, 0},
     };

@@ -1,5 +1,11 @@
 #include "cli/common_options.h"
 
+struct nib_option option_device(const char **device)
+{
+    return (struct nib_option){"--device", NIB_OPTION_CHOICE, device, "cpu|cuda|cuda:N|ref", "what computes", 0,
+                               0};
+}
+
 struct nib_option option_threads(int64_t *threads)
 {
     return (struct nib_option){
@@ -30,6 +36,17 @@ struct nib_option option_dense_dtype(const char **dtype)
                                dtype,
                                "stored|int8",
                                "dense matrices as stored, or in 8 bits (faster, lossy)",
+                               0,
+                               0};
+}
+
+struct nib_option option_deterministic(bool *deterministic)
+{
+    return (struct nib_option){"--deterministic",
+                               NIB_OPTION_FLAG,
+                               deterministic,
+                               NULL,
+                               "cuda: the same bits whatever else is in a step (cpu and ref: always so)",
                                0,
                                0};
 }

@@ -50,11 +50,20 @@ static bool mistake(const struct nib_usage *usage, int *exit_code, const char *w
     return false;
 }
 
+// Whether the text is the word, which ends at a '|' or at its end; a word that ends in ":N" takes any number there.
+static bool is_word(const char *word, const char *text)
+{
+    size_t length = strcspn(word, "|"), given = strlen(text);
+    if (length > 2 && strncmp(word + length - 2, ":N", 2) == 0)
+        return strncmp(word, text, length - 1) == 0 && given >= length && given < length + 3 &&
+               strspn(text + length - 1, "0123456789") == given - length + 1;
+    return given == length && strncmp(word, text, length) == 0;
+}
+
 static bool one_of(const char *words, const char *text)
 {
-    size_t length = strlen(text);
     for (const char *word = words; word; word = strchr(word, '|') ? strchr(word, '|') + 1 : NULL)
-        if (length && strncmp(word, text, length) == 0 && (word[length] == '|' || word[length] == 0))
+        if (is_word(word, text))
             return true;
     return false;
 }

@@ -11,7 +11,7 @@ enum nib_option_kind {
     NIB_OPTION_INT,    // int64_t *, low .. high
     NIB_OPTION_REAL,   // double *, low .. high
     NIB_OPTION_STRING, // const char **
-    NIB_OPTION_CHOICE, // const char **, one of the words in `value` ("ref|cpu")
+    NIB_OPTION_CHOICE, // const char **, one of the words in `value` ("cpu|cuda:N": N is any number)
     NIB_OPTION_LIST,   // struct nib_option_list *, one item each time the option is given
 };
 

@@ -157,14 +157,15 @@ static void fill(uint8_t *data, const struct entry *entry)
     memcpy(data + 8 * words, &last, entry->bytes % 8);
 }
 
-static nib_status write_weights(struct synthetic *synthetic, struct layout *layout, struct nib_error *err)
+static nib_status write_weights(struct synthetic *synthetic, struct layout *layout, bool empty,
+                                struct nib_error *err)
 {
     while (layout->header_size % 8)
         if (add_text(layout, " ", err))
             return err->status;
     uint64_t header = layout->header_size, start = 8 + header, size = start + layout->bytes;
     uint64_t available = nib_memory_available();
-    if (size > available)
+    if (size > available && !empty)
         return nib_fail(err, NIB_ERR_MEMORY, "random weights of %.2f GiB do not fit the %.2f GiB available",
                         (double)size / 0x1p30, (double)available / 0x1p30);
     synthetic->file = memfd_create("nibble-synthetic", MFD_CLOEXEC);
@@ -177,8 +178,8 @@ static nib_status write_weights(struct synthetic *synthetic, struct layout *layo
     memcpy(map, &header, 8);
     memcpy(map + 8, layout->header, header);
     struct nib_progress bar;
-    nib_progress_begin(&bar, "random weights", (int64_t)(layout->bytes >> 20), "MiB");
-    for (size_t i = 0; i < layout->count; i++) {
+    nib_progress_begin(&bar, "random weights", empty ? 0 : (int64_t)(layout->bytes >> 20), "MiB");
+    for (size_t i = 0; i < layout->count && !empty; i++) {
         fill(map + start + layout->entries[i].offset, &layout->entries[i]);
         nib_progress_update(&bar, (int64_t)(layout->entries[i].offset >> 20));
     }
@@ -213,7 +214,7 @@ static nib_status write_folder(struct synthetic *synthetic, const char *config, 
     return NIB_OK;
 }
 
-nib_status synthetic_create(struct synthetic *synthetic, const char *shape, struct nib_error *err)
+nib_status synthetic_create(struct synthetic *synthetic, const char *shape, bool empty, struct nib_error *err)
 {
     *synthetic = (struct synthetic){0};
     size_t which = 0;
@@ -234,7 +235,7 @@ nib_status synthetic_create(struct synthetic *synthetic, const char *shape, stru
     if (!status)
         status = add_text(&layout, "}", err);
     if (!status)
-        status = write_weights(synthetic, &layout, err);
+        status = write_weights(synthetic, &layout, empty, err);
     if (!status)
         status = write_folder(synthetic, text, err);
     free(layout.header);

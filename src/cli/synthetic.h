@@ -3,6 +3,8 @@
 #ifndef NIB_CLI_SYNTHETIC_H
 #define NIB_CLI_SYNTHETIC_H
 
+#include <stdbool.h>
+
 #include "nibble/status.h"
 
 #define SYNTHETIC_PATH 1024
@@ -12,8 +14,9 @@ struct synthetic {
     int file;                    // the memory file's descriptor; 0: none
 };
 
-// `shape` is a name of synthetic_shapes(). Weights are drawn so that activations stay of order one through all layers.
-nib_status synthetic_create(struct synthetic *synthetic, const char *shape, struct nib_error *err);
+// `shape` is a name of synthetic_shapes(). Weights are drawn so that activations stay of order one through all layers; with
+// `empty` none are, and the file takes no memory: for devices that make weights up themselves.
+nib_status synthetic_create(struct synthetic *synthetic, const char *shape, bool empty, struct nib_error *err);
 void synthetic_remove(struct synthetic *synthetic); // fine on a zero one
 
 const char *synthetic_shapes(void); // "gpt-oss-20b|gpt-oss-120b|…"
