@@ -22,7 +22,7 @@ class Check(support.Test):
             if QUICK and case == "tiny":
                 continue
             with self.subTest(case):
-                got = self.check(case, "--backend", "ref", "--max-abs", "2e-4", "--greedy-margin", "1e-3")
+                got = self.check(case, "--device", "ref", "--max-abs", "2e-4", "--greedy-margin", "1e-3")
                 self.assertLessEqual(got["max_abs"], 2e-4)
                 self.assertEqual(got["greedy_agreement"], 1)
 
@@ -30,14 +30,14 @@ class Check(support.Test):
         for case, top1 in {"tiny": "0.99", "fixture": "0.97"}.items():
             with self.subTest(case):
                 for precision in ("fast", "exact"):
-                    got = self.check(case, "--backend", "cpu", "--precision", precision, "--min-top1", top1,
+                    got = self.check(case, "--device", "cpu", "--precision", precision, "--min-top1", top1,
                                      "--max-kl", "1e-3")
                     self.assertLessEqual(got["mean_kl"], 1e-3)
                 self.assertLessEqual(got["max_abs"], 1e-2)
 
     def test_chunks_and_threads_do_not_matter(self):
-        whole = self.check("fixture", "--backend", "cpu", "--threads", "1")
-        chunks = self.check("fixture", "--backend", "cpu", "--threads", "2", "--chunk", "7")
+        whole = self.check("fixture", "--device", "cpu", "--threads", "1")
+        chunks = self.check("fixture", "--device", "cpu", "--threads", "2", "--chunk", "7")
         self.assertEqual(whole, chunks)
 
     def test_every_cpu_tier(self):
@@ -52,7 +52,7 @@ class Check(support.Test):
                             self.succeeds(process)
 
     def test_a_difference_fails(self):
-        process = run("check", *CASES["fixture"], "--backend", "cpu", "--max-abs", "1e-9")
+        process = run("check", *CASES["fixture"], "--device", "cpu", "--max-abs", "1e-9")
         self.fails(process, 1, "max_abs", "is over")
 
     def test_wrong_file(self):
@@ -68,7 +68,7 @@ class Eval(support.Test):
             os.makedirs(SCRATCH, exist_ok=True)
             with open(text, "w", encoding="utf-8") as file:
                 file.write("A short text about nothing much. " * 20)
-        got = self.json_of(run("eval", "nll", MODEL, text, "--backend", "cpu", "--json", timeout=600))
+        got = self.json_of(run("eval", "nll", MODEL, text, "--device", "cpu", "--json", timeout=600))
         if not QUICK:
             self.assertEqual(got["tokens"], 22082)
             self.assertAlmostEqual(got["mean_nats"], 4.46177, delta=0.002 * 4.46177)
@@ -82,7 +82,7 @@ class Eval(support.Test):
             os.makedirs(SCRATCH, exist_ok=True)
             with open(tasks, "w", encoding="utf-8") as file:
                 file.writelines(lines)
-        got = self.json_of(run("eval", "tasks", MODEL, tasks, "--backend", "cpu", "--json", timeout=800))
+        got = self.json_of(run("eval", "tasks", MODEL, tasks, "--device", "cpu", "--json", timeout=800))
         stated = {"arithmetic": 0.95, "tool_call": 1, "needle": 1}
         for kind, counted in got.items():
             if not QUICK:

@@ -13,7 +13,7 @@ FAMILIES = ("qwen3_moe", "minimax_m2", "mimo_v2", "kimi_k2", "deepseek_v3_groupe
 # The routers of these fixtures are random, and some of their choices are so close that rounding anything to bf16 (the
 # cache alone, on the reference device, does it) takes another expert. Then the logits behind it are other logits.
 NEAR_TIES = ("mimo_v2", "kimi_k2", "deepseek_v3_grouped")
-EXACT = ("--json", "--backend", "ref", "--max-abs", "2e-4", "--greedy-margin", "1e-3")
+EXACT = ("--json", "--device", "ref", "--max-abs", "2e-4", "--greedy-margin", "1e-3")
 
 
 def folder_of(family):
@@ -35,14 +35,14 @@ class Fixtures(support.Test):
     def test_cpu_device(self):
         for family in FAMILIES:
             with self.subTest(family):
-                self.succeeds(run("check", folder_of(family), expected(family), "--json", "--backend", "cpu",
+                self.succeeds(run("check", folder_of(family), expected(family), "--json", "--device", "cpu",
                                   "--min-top1", "0.97", "--max-kl", "2e-3", "--max-abs", "1e-2"))
 
     def test_rounded_activations(self):
         for family in FAMILIES:
             top1, kl = ("0.93", "4e-2") if family in NEAR_TIES else ("0.97", "2e-3")
             with self.subTest(family):
-                self.succeeds(run("check", folder_of(family), expected(family), "--json", "--backend", "cpu",
+                self.succeeds(run("check", folder_of(family), expected(family), "--json", "--device", "cpu",
                                   "--precision", "fast", "--min-top1", top1, "--max-kl", kl))
 
     def test_converted_experts(self):
@@ -62,7 +62,7 @@ class Fixtures(support.Test):
         self.succeeds(run("convert", folder_of("kimi_k2"), target, "--to", "fp8-channel"))
         ways = (("--threads", "1"), ("--threads", "2", "--chunk", "7"), ("--threads", "2", "--chunk", "1"))
         for precision in ("fast", "exact"):
-            whole, *others = (self.json_of(run("check", target, expected("kimi_k2"), "--json", "--backend", "cpu",
+            whole, *others = (self.json_of(run("check", target, expected("kimi_k2"), "--json", "--device", "cpu",
                                                "--precision", precision, *way)) for way in ways)
             for other in others:
                 self.assertEqual(whole, other)
@@ -172,7 +172,7 @@ def to_mxfp4(checkpoint):
 
 class Forms(support.Test):
     def check(self, folder, family):
-        return self.json_of(run("check", folder, expected(family), "--json", "--backend", "ref"))
+        return self.json_of(run("check", folder, expected(family), "--json", "--device", "ref"))
 
     def test_codes_are_the_numbers_they_stand_for(self):
         forms = {
@@ -289,7 +289,7 @@ class Forms(support.Test):
             checkpoint.tensors[name.replace("q_b_proj", "q_proj")] = (dtype, [rows, hidden], wide)
         checkpoint.config["q_lora_rank"] = None
         folder = checkpoint.write("one-matrix")
-        ref, cpu = (self.json_of(run("check", folder, expected("kimi_k2"), "--json", "--backend", backend))
+        ref, cpu = (self.json_of(run("check", folder, expected("kimi_k2"), "--json", "--device", backend))
                     for backend in ("ref", "cpu"))
         self.assertAlmostEqual(ref["mean_kl"], cpu["mean_kl"], delta=1e-3 * ref["mean_kl"])
 

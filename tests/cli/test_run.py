@@ -23,7 +23,7 @@ class Run(support.Test):
     def test_answer_and_reasoning(self):
         for device in ("cpu", "ref"):
             with self.subTest(device):
-                process = self.succeeds(run("run", MODEL, "--backend", device, "--temperature", 0, "--reasoning", "low",
+                process = self.succeeds(run("run", MODEL, "--device", device, "--temperature", 0, "--reasoning", "low",
                                             "--prompt", SUM))
                 self.assertEqual(process.stdout, "Anna has 65 apples.\n")
                 self.assertIn("reasoning: 38 + 27 = 65.\n", process.stderr)

@@ -33,13 +33,25 @@ class Usage(support.Test):
         for arguments, word in (((), "--nonsense"), ((), "--temperature"), (("hot",), "--temperature"),
                                 (("-1",), "--top-p"), (("2",), "--top-p"), (("1.5",), "--max-tokens"),
                                 (("9999999999999999999",), "--max-tokens"), (("loud",), "--reasoning"),
-                                (("fpga",), "--backend"), (("21",), "--logprobs")):
+                                (("fpga",), "--device"), (("21",), "--logprobs")):
             with self.subTest((word, arguments)):
                 self.fails(run("run", MODEL, word, *arguments), 2, word)
         self.fails(run("run"), 2, "MODEL")
         self.fails(run("run", MODEL, "another"), 2, "another")
         self.assertEqual(run().returncode, 2)
         self.assertEqual(run("dance").returncode, 2)
+
+
+class Devices(support.Test):
+    def test_cuda(self):
+        """Without a GPU, or in a build without CUDA, the reason is one line and the exit code 1."""
+        for device in ("cuda", "cuda:99"):
+            process = run("run", MODEL, "--prompt", "Hello", "--max-tokens", "1", "--device", device)
+            if process.returncode == 0:
+                self.skipTest("there is a GPU")
+            self.assertEqual(process.returncode, 1)
+            self.assertRegex(process.stderr, "^nibble: (cuda: |this build has no CUDA)[^\n]*\n$")
+        self.fails(run("run", MODEL, "--device", "cuda:x"), 2, "--device")
 
 
 class Models(support.Test):
