@@ -200,7 +200,8 @@ nib_status nib_pieces_encode(const struct nib_pieces *pieces, size_t first, cons
 
 // Appends the prompt for a conversation. History is normalised: a message ends as its role and recipient demand
 // (never with the model's own end of turn), reasoning of earlier turns is left out unless keep_reasoning (harmony and Kimi:
-// before the last answer, so a loop of calls that has not led to one keeps it; others: before the last question), and
+// before the last answer, so a loop of calls that has not led to one keeps it; ChatML and MiniMax: before the last question;
+// DeepSeek: all of it; MiMo: none), and
 // what `written` records is ignored.
 // Errors: NIB_ERR_ARGUMENT for parameters that are not JSON (naming the tool), a tool's message without its name, or an
 // effort that the format cannot ask for; NIB_ERR_LIMIT for a schema nested more than 64 deep. On failure `pieces` holds a

@@ -260,6 +260,12 @@ static const char *call_end(const struct nib_chat *chat)
                          : "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
 }
 
+// The templates show no reasoning again.
+static size_t reasons_from(const struct nib_conversation *conversation)
+{
+    return conversation->keep_reasoning ? 0 : conversation->message_count;
+}
+
 static const struct nib_turn_grammar grammar = {
     .head = NIB_HEAD_NONE,
     .calls_end_reasoning = true,
@@ -267,7 +273,7 @@ static const struct nib_turn_grammar grammar = {
     .put_system = put_system,
     .put_turn = put_turn,
     .put_reply = put_reply,
-    .reasons_from = nib_reasons_from_question,
+    .reasons_from = reasons_from,
     .behind_thought = "",
     .put_call_head = put_first_call_head,
     .call_end = call_end,

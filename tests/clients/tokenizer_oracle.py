@@ -5,13 +5,14 @@
     /tmp/venv/bin/python tests/clients/tokenizer_oracle.py [--build build] [--megabytes 4] [--seed 1]
 
 Checked: the small model's tokenizer.json; variants of it (split patterns, prefix space, ignore_merges, merges as
-strings, strips, missing bytes); the o200k ranks. Exit status 1 and the differing texts on any difference.
+strings, strips, missing bytes); the o200k ranks; Kimi's tiktoken.model. Exit status 1 and the differing texts on any difference.
 """
 
 import argparse
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -223,6 +224,22 @@ def compare(name, nibble, encode, texts, flags):
     return wrong
 
 
+def compare_kimi(pipe, folder, seed, budget):
+    """Kimi's file with other ranks: its pattern, the names in tokenizer_config.json, and the reserved ones."""
+    ranks = load_tiktoken_bpe(RANKS)
+    shutil.copy(RANKS, os.path.join(folder, "tiktoken.model"))
+    named = {len(ranks) + 2: "<|im_end|>", len(ranks) + 3: "<|im_user|>", len(ranks) + 22: "<think>"}
+    with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+        json.dump({"added_tokens_decoder": {str(i): {"content": text, "special": i % 2 == 0}
+                                            for i, text in named.items()}}, file)
+    special = {named.get(i, f"<|reserved_token_{i}|>"): i for i in range(len(ranks), len(ranks) + 256)}
+    other = tiktoken.Encoding("kimi", pat_str=KIMI, mergeable_ranks=ranks, special_tokens=special)
+    nibble = Nibble(pipe, os.path.join(folder, "tiktoken.model"))
+    wrong = compare("kimi, tiktoken.model", nibble, other.encode_ordinary, samples(seed, budget), PLAIN)
+    texts = [*samples(seed + 1, budget / 4, 7), *(f"a{text}b {text}" for text in special)]
+    return wrong + compare("kimi, special tokens", nibble, lambda t: other.encode(t, allowed_special="all"), texts, SPECIAL)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build"))
@@ -254,6 +271,7 @@ def main():
         wrong += compare("o200k", nibble, other.encode_ordinary, samples(options.seed + 2, budget), PLAIN)
         texts = samples(options.seed + 3, budget / 4, 7)
         wrong += compare("o200k, special tokens", nibble, lambda t: other.encode(t, allowed_special="all"), texts, SPECIAL)
+        wrong += compare_kimi(pipe, folder, options.seed + 4, budget)
     return 1 if wrong else 0
 
 

@@ -128,7 +128,8 @@ static inline const char *check_history(const struct nib_chat *chat, const struc
     struct nib_pieces pieces = {0};
     const char *fault = NULL;
     for (size_t i = 0; i < nib_chat_parser_count(parser); i++) {
-        struct nib_conversation one = {.messages = nib_chat_parser_message(parser, i), .message_count = 1};
+        struct nib_conversation one = {
+            .messages = nib_chat_parser_message(parser, i), .message_count = 1, .keep_reasoning = true};
         if (nib_chat_render(chat, &one, &pieces, NULL) != NIB_OK)
             fault = "a history rendering failed";
         struct nib_text text = one.messages->text;
