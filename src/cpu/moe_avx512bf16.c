@@ -18,13 +18,27 @@
 
 #define FOLD_FROM 5 // activation rows in one multiply
 
-// `rows` rows of a panel.
+// Where a chunk of some rows begins. They lie in one half of their block and so equally far apart.
 struct rows {
-    const uint8_t *packed[8], *scales[8];
+    const uint8_t *packed, *scales;
+    uintptr_t packed_stride, scales_stride;
+    uintptr_t far, near; // the rows of the block ahead, and those that are multiplied next
 };
 
-INLINE void multiply_chunk(const struct rows *from, int64_t c, int64_t partial, int rows, const uint16_t *const *x,
-                           int m, __m512 *sum /* [m, rows] */)
+INLINE void next_chunk(struct rows *from)
+{
+    from->packed += CHUNK_BYTES;
+    from->scales += CHUNK_SCALES;
+    from->far += CHUNK_BYTES;
+    from->near += CHUNK_BYTES;
+    // Or the compiler keeps an address for each row, more than there are registers.
+    __asm__("" : "+r"(from->packed_stride), "+r"(from->scales_stride));
+}
+
+// One chunk. With `hint` the same rows of the block ahead are brought into L2, and from there the rows that come next on to
+// L1: a few at a time between the planes, for hints that come all at once do less.
+INLINE void multiply_chunk(const struct rows *from, int rows, int64_t partial, bool hint, const uint16_t *const *x,
+                           int64_t c, int m, __m512 *sum /* [m, rows] */)
 {
     const bool fold = m >= FOLD_FROM;
     const __m512i table = load_table(fold ? codes_raised : codes_plain);
@@ -32,8 +46,8 @@ INLINE void multiply_chunk(const struct rows *from, int64_t c, int64_t partial, 
     __m512 product[16];
     UNROLL
     for (int i = 0; i < rows; i++) {
-        word[i] = load_packed(from->packed[i] + c * CHUNK_BYTES, partial);
-        scales[i] = load_scales(from->scales[i] + c * CHUNK_SCALES, partial);
+        word[i] = load_packed(from->packed + (uintptr_t)i * from->packed_stride, partial);
+        scales[i] = load_scales(from->scales + (uintptr_t)i * from->scales_stride, partial);
         folds[i] = fold ? scale_folds(scales[i]) : scales[i];
     }
     UNROLL
@@ -44,6 +58,13 @@ INLINE void multiply_chunk(const struct rows *from, int64_t c, int64_t partial, 
             __m512i code = p ? _mm512_srli_epi16(word[i], (uint8_t)(4 * p)) : word[i];
             __m512i value = _mm512_permutexvar_epi16(code, table);
             weight[i] = (__m512bh)(fold ? subtract_saturating(value, folds[i]) : value);
+        }
+        UNROLL
+        for (int i = 0; i < rows; i++) {
+            if (!hint || i * 4 / rows != p)
+                continue;
+            _mm_prefetch((const char *)(from->far + (uintptr_t)i * from->packed_stride), _MM_HINT_T1);
+            _mm_prefetch((const char *)(from->near + (uintptr_t)i * from->packed_stride), _MM_HINT_T0);
         }
         UNROLL
         for (int t = 0; t < m; t++) {
@@ -65,9 +86,20 @@ INLINE void multiply_chunk(const struct rows *from, int64_t c, int64_t partial, 
     }
 }
 
-static const uint8_t *next_rows(const struct panel *panel, int row)
+static struct rows tile_rows(const struct panel *panel, int first, int rows)
 {
-    return row < NIB_MOE_ROWS ? nib_moe_block_packed(panel->block, row) + panel->start / 2 : panel->after;
+    const struct nib_moe_block *block = panel->block;
+    struct rows from = {.packed = nib_moe_block_packed(block, first) + panel->start / 2,
+                        .scales = nib_moe_block_scales(block, first) + panel->start / NIB_MX_BLOCK,
+                        .packed_stride = (uintptr_t)block->packed_stride,
+                        .scales_stride = (uintptr_t)block->scales_stride};
+    if (!panel->ahead)
+        return from;
+    int next = first + rows;
+    from.far = (uintptr_t)nib_moe_block_packed(panel->ahead, first) + (uintptr_t)panel->start / 2;
+    from.near = next < NIB_MOE_ROWS ? (uintptr_t)nib_moe_block_packed(block, next) + (uintptr_t)panel->start / 2
+                                    : (uintptr_t)panel->after;
+    return from;
 }
 
 // All rows of the panel, `rows` at a time, so that their sums stay in registers.
@@ -75,36 +107,23 @@ INLINE void multiply_panel(const struct panel *panel, int rows, const uint16_t *
                            __m512 (*saved)[NIB_MOE_ROWS])
 {
     for (int first = 0; first < NIB_MOE_ROWS; first += rows) {
-        struct rows from;
+        struct rows from = tile_rows(panel, first, rows);
         __m512 sum[16];
         UNROLL
         for (int i = 0; i < rows; i++) {
-            from.packed[i] = nib_moe_block_packed(panel->block, first + i) + panel->start / 2;
-            from.scales[i] = nib_moe_block_scales(panel->block, first + i) + panel->start / NIB_MX_BLOCK;
             UNROLL
             for (int t = 0; t < m; t++)
                 sum[t * rows + i] = panel->start ? saved[t][first + i] : _mm512_setzero_ps();
         }
         if (panel->ahead) {
-            // Into L2 the block ahead, and from there on to L1 the rows that come next. All blocks have the same strides.
-            uintptr_t far = (uintptr_t)nib_moe_block_packed(panel->ahead, first) -
-                            (uintptr_t)nib_moe_block_packed(panel->block, first);
-            uintptr_t near = (uintptr_t)next_rows(panel, first + rows) - (uintptr_t)from.packed[0];
-            for (int64_t c = 0; c < panel->chunks; c++) {
-                UNROLL
-                for (int i = 0; i < rows; i++) {
-                    uintptr_t here = (uintptr_t)from.packed[i] + (uintptr_t)(c * CHUNK_BYTES);
-                    _mm_prefetch((const char *)(here + far), _MM_HINT_T1);
-                    _mm_prefetch((const char *)(here + near), _MM_HINT_T0);
-                }
-                multiply_chunk(&from, c, 0, rows, x, m, sum);
-            }
+            for (int64_t c = 0; c < panel->chunks; c++, next_chunk(&from))
+                multiply_chunk(&from, rows, 0, true, x, c, m, sum);
         } else {
-            for (int64_t c = 0; c < panel->chunks; c++)
-                multiply_chunk(&from, c, 0, rows, x, m, sum);
+            for (int64_t c = 0; c < panel->chunks; c++, next_chunk(&from))
+                multiply_chunk(&from, rows, 0, false, x, c, m, sum);
         }
         if (panel->partial)
-            multiply_chunk(&from, panel->chunks, panel->partial, rows, x, m, sum);
+            multiply_chunk(&from, rows, panel->partial, false, x, panel->chunks, m, sum);
         UNROLL
         for (int i = 0; i < rows; i++) {
             UNROLL
