@@ -45,10 +45,10 @@ asan: | packages ## All tests under AddressSanitizer and UndefinedBehaviorSaniti
 # libomp tells ThreadSanitizer about its barriers through the archer tool, which comes with LLVM's OpenMP.
 tsan: | packages ## The threaded code's tests under ThreadSanitizer
 	CC=clang cmake -G Ninja -B build-tsan -DNIB_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo
-	ninja -C build-tsan -j $(JOBS) test_moe test_moe_vectors test_engine test_cpu_attend test_cpu_linear test_cpu_ops \
+	ninja -C build-tsan -j $(JOBS) test_moe test_moe_vectors test_engine test_batch test_cpu_attend test_cpu_linear test_cpu_ops \
 		scripted_server nibble
 	OMP_TOOL_LIBRARIES=$$(ls /usr/lib/llvm-*/lib/libarcher.so | tail -n 1) TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
-		ctest --test-dir build-tsan --output-on-failure -R '^(test_(moe|moe_vectors|engine|cpu_attend|cpu_linear|cpu_ops)|server_(streams|service|endpoints|safety))$$'
+		ctest --test-dir build-tsan --output-on-failure -R '^(test_(moe|moe_vectors|engine|batch|cpu_attend|cpu_linear|cpu_ops)|server_(streams|service|endpoints|safety))$$'
 
 fuzz: | packages ## Build the libFuzzer targets into build-fuzz/tests/
 	CC=clang cmake -G Ninja -B build-fuzz -DNIB_FUZZ=ON -DNIB_SANITIZE=address,undefined

@@ -83,6 +83,12 @@ class Model(support.unittest.TestCase):
         events = self.server.stream(messages=user(ASK), tools=[TRANSLATE, STOCK], temperature=0, reasoning_effort="low")
         self.assertEqual(joined(events)["tool_calls"], [["translate", '{"word": "cloud", "language": "Italian"}']])
 
+    def test_a_tool_is_required(self):
+        self.check_call(self.ask(ASK, tools=[TRANSLATE, STOCK], tool_choice="required"), "translate", word="cloud", language="Italian")
+        # Also of a question that needs none; which, and with what, is the model's choice.
+        answer = self.ask("Calculate 52 + 78.", tools=[STOCK], tool_choice="required", max_completion_tokens=400)
+        self.check_call(answer, "get_stock", item=json.loads(answer.choices[0].message.tool_calls[0].function.arguments)["item"])
+
     def test_a_tool_named_by_the_request(self):
         answer = self.ask(ASK, tools=[TRANSLATE, STOCK],
                           tool_choice={"type": "function", "function": {"name": "translate"}})
