@@ -89,16 +89,14 @@ INLINE void multiply_chunk(const struct rows *from, int rows, int64_t partial, b
 static struct rows tile_rows(const struct panel *panel, int first, int rows)
 {
     const struct nib_moe_block *block = panel->block;
-    struct rows from = {.packed = nib_moe_block_packed(block, first) + panel->start / 2,
+    struct rows from = {.packed = panel_row(panel, first),
                         .scales = nib_moe_block_scales(block, first) + panel->start / NIB_MX_BLOCK,
                         .packed_stride = (uintptr_t)block->packed_stride,
                         .scales_stride = (uintptr_t)block->scales_stride};
     if (!panel->ahead)
         return from;
-    int next = first + rows;
     from.far = (uintptr_t)nib_moe_block_packed(panel->ahead, first) + (uintptr_t)panel->start / 2;
-    from.near = next < NIB_MOE_ROWS ? (uintptr_t)nib_moe_block_packed(block, next) + (uintptr_t)panel->start / 2
-                                    : (uintptr_t)panel->after;
+    from.near = (uintptr_t)panel_row(panel, first + rows);
     return from;
 }
 

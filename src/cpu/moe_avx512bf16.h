@@ -107,6 +107,14 @@ static inline void prefetch_scales(const struct nib_moe_block *block, int64_t n)
     }
 }
 
+// Packed weights of a row of the panel, or counted on beyond its last, of one that is multiplied behind it.
+static inline const uint8_t *panel_row(const struct panel *panel, int row)
+{
+    if (row >= NIB_MOE_ROWS)
+        return panel->after + (row - NIB_MOE_ROWS) * panel->block->packed_stride;
+    return nib_moe_block_packed(panel->block, row) + panel->start / 2;
+}
+
 // The panel's columns from its start on, at most `most` of a block's n.
 static inline void cut_panel(struct panel *panel, int64_t n, int64_t most)
 {

@@ -15,14 +15,19 @@ static void unpack_half(const struct panel *panel, int first, uint16_t (*weights
 {
     const __m512i table = load_table(codes_raised);
     for (int i = 0; i < HALF; i++) {
-        const uint8_t *packed = nib_moe_block_packed(panel->block, first + i) + panel->start / 2;
+        const uint8_t *packed = panel_row(panel, first + i);
         const uint8_t *scales = nib_moe_block_scales(panel->block, first + i) + panel->start / NIB_MX_BLOCK;
-        const uint8_t *ahead =
-            panel->ahead ? nib_moe_block_packed(panel->ahead, first + i) + panel->start / 2 : NULL;
+        const uint8_t *far = NULL, *near = NULL; // hints as in multiply_chunk, moe_avx512bf16.c
+        if (panel->ahead) {
+            far = nib_moe_block_packed(panel->ahead, first + i) + panel->start / 2;
+            near = panel_row(panel, first + HALF + i);
+        }
         for (int64_t c = 0; c < panel->chunks + (panel->partial != 0); c++) {
             int64_t partial = c < panel->chunks ? 0 : panel->partial;
-            if (ahead && !partial)
-                _mm_prefetch((const char *)ahead + c * CHUNK_BYTES, _MM_HINT_T1);
+            if (far && !partial) {
+                _mm_prefetch((const char *)far + c * CHUNK_BYTES, _MM_HINT_T1);
+                _mm_prefetch((const char *)near + c * CHUNK_BYTES, _MM_HINT_T0);
+            }
             __m512i word = load_packed(packed + c * CHUNK_BYTES, partial);
             __m512i fold = scale_folds(load_scales(scales + c * CHUNK_SCALES, partial));
             UNROLL
