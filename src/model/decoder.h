@@ -142,6 +142,18 @@ nib_status nib_decoder_read_layer_types(struct nib_decoder *decoder, const struc
 // Refuses a value of `key` that is not `wanted`; absent is fine.
 nib_status nib_decoder_only(const struct nib_config *config, const char *key, const char *wanted,
                             struct nib_error *err);
+// The same of numbers, true being 1.
+struct nib_fixed_number {
+    const char *key;
+    double value;
+};
+nib_status nib_decoder_only_numbers(const struct nib_config *config,
+                                    const struct nib_fixed_number *numbers /* [count] */, size_t count,
+                                    struct nib_error *err);
+// Refuses windows, of a family whose layers have none.
+nib_status nib_decoder_only_full_attention(const struct nib_config *config, struct nib_error *err);
+// Refuses what no family here computes; nib_decoder_create has done so.
+nib_status nib_decoder_refuse_others(const struct nib_config *config, struct nib_error *err);
 // Caches and the sizes that follow from a complete plan.
 nib_status nib_decoder_finish(struct nib_decoder *decoder, const struct nib_config *config, struct nib_error *err);
 

@@ -37,6 +37,7 @@ static nib_status read_sizes(struct nib_decoder *decoder, const struct nib_confi
         (status = nib_config_bool_or(config, "attention_bias", false, &attention->bias, err)) ||
         (status = nib_config_bool_or(config, "tie_word_embeddings", false, &decoder->tied, err)) ||
         (status = nib_decoder_only(config, "hidden_act", "silu", err)) ||
+        (status = nib_decoder_refuse_others(config, err)) ||
         (status = refuse_unless(attention->n_heads % attention->n_kv_heads == 0, config, "num_key_value_heads",
                                 "it does not divide num_attention_heads", err)) ||
         (status = refuse_unless(shape->hidden % NIB_MX_BLOCK == 0, config, "hidden_size",
@@ -149,18 +150,6 @@ nib_status nib_decoder_read_layer_types(struct nib_decoder *decoder, const struc
         decoder->layers[l].attention = &decoder->attentions[sliding];
     }
     return NIB_OK;
-}
-
-nib_status nib_decoder_only(const struct nib_config *config, const char *key, const char *wanted,
-                            struct nib_error *err)
-{
-    const char *value;
-    char why[96];
-    nib_status status = nib_config_string_or(config, key, wanted, &value, err);
-    if (status || strcmp(value, wanted) == 0)
-        return status;
-    snprintf(why, sizeof why, "only \"%s\" is computed here", wanted);
-    return nib_config_refuse(config, key, why, err);
 }
 
 nib_status nib_decoder_set_rope(struct nib_attention *attention, const struct nib_config *config,

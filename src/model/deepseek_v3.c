@@ -70,7 +70,10 @@ static nib_status deepseek_v3_create(const struct nib_config *config, struct nib
     nib_status status = nib_decoder_create(&nib_deepseek_v3_family, config, 1e-6, &model, err);
     if (status)
         return status;
-    if ((status = nib_decoder_read_experts(model, config, "moe_intermediate_size", err)) ||
+    static const struct nib_fixed_number numbers[] = {{"partial_rotary_factor", 1}, {"use_qk_norm", 0}};
+    if ((status = nib_decoder_only_numbers(config, numbers, sizeof numbers / sizeof *numbers, err)) ||
+        (status = nib_decoder_only_full_attention(config, err)) ||
+        (status = nib_decoder_read_experts(model, config, "moe_intermediate_size", err)) ||
         (status = nib_decoder_read_sigmoid_router(model, config, err)) ||
         (status = read_attention(config, model, err)) || (status = read_layers(config, model, err)) ||
         (status = nib_decoder_finish(model, config, err))) {

@@ -74,7 +74,10 @@ static nib_status gpt_oss_create(const struct nib_config *config, struct nib_mod
     if (status)
         return status;
     model->names.router = "model.layers.%lld.mlp.router";
-    if ((status = nib_decoder_read_experts(model, config, "intermediate_size", err)) ||
+    static const struct nib_fixed_number numbers[] = {
+        {"n_shared_experts", 0}, {"n_group", 1}, {"swiglu_alpha", 1.702}};
+    if ((status = nib_decoder_only_numbers(config, numbers, sizeof numbers / sizeof *numbers, err)) ||
+        (status = nib_decoder_read_experts(model, config, "intermediate_size", err)) ||
         (status = read_options(config, model, err)) || (status = read_rope(config, model, err)) ||
         (status = nib_decoder_read_layer_types(model, config, slides_if_even, err)) ||
         (status = nib_decoder_finish(model, config, err))) {

@@ -122,18 +122,10 @@ static nib_status read_attention(const struct nib_config *config, struct nib_dec
     return read_rope(config, "sliding_attention", "swa_rope_theta", sliding, err);
 }
 
-static nib_status check_shared(const struct nib_config *config, struct nib_error *err)
-{
-    int64_t shared;
-    nib_status status = nib_config_int_or(config, "n_shared_experts", 0, 0, 1024, &shared, err);
-    return status || !shared
-               ? status
-               : nib_config_refuse(config, "n_shared_experts", "no release has a shared expert", err);
-}
-
 static nib_status mimo_v2_create(const struct nib_config *config, struct nib_model **created,
                                  struct nib_error *err)
 {
+    static const struct nib_fixed_number no_shared = {"n_shared_experts", 0};
     struct nib_decoder *model;
     double eps;
     nib_status status = nib_config_real_or(config, "layernorm_epsilon", 1e-5, 0, 1, &eps, err);
@@ -143,7 +135,8 @@ static nib_status mimo_v2_create(const struct nib_config *config, struct nib_mod
     model->names.qkv = "model.layers.%lld.self_attn.qkv_proj";
     if ((status = nib_config_int(config, "intermediate_size", 1, 1 << 24, &model->dense_intermediate, err)) ||
         (status = nib_decoder_read_experts(model, config, "moe_intermediate_size", err)) ||
-        (status = nib_decoder_read_sigmoid_router(model, config, err)) || (status = check_shared(config, err)) ||
+        (status = nib_decoder_read_sigmoid_router(model, config, err)) ||
+        (status = nib_decoder_only_numbers(config, &no_shared, 1, err)) ||
         (status = read_attention(config, model, err)) || (status = read_layers(config, model, err)) ||
         (status = nib_decoder_finish(model, config, err))) {
         nib_decoder_free(&model->base);

@@ -61,7 +61,14 @@ static nib_status minimax_m2_create(const struct nib_config *config, struct nib_
     model->names.expert_gate = "w1";
     model->names.expert_up = "w3";
     model->names.expert_down = "w2";
-    if ((status = nib_decoder_read_experts(model, config, "intermediate_size", err)) ||
+    // Of its predecessors, which scale their residual streams.
+    static const struct nib_fixed_number numbers[] = {{"layernorm_full_attention_alpha", 1},
+                                                      {"layernorm_full_attention_beta", 1},
+                                                      {"layernorm_mlp_alpha", 1},
+                                                      {"layernorm_mlp_beta", 1}};
+    if ((status = nib_decoder_only_numbers(config, numbers, sizeof numbers / sizeof *numbers, err)) ||
+        (status = nib_decoder_only_full_attention(config, err)) ||
+        (status = nib_decoder_read_experts(model, config, "intermediate_size", err)) ||
         (status = read_router(config, model, err)) || (status = read_attention(config, model, err)) ||
         (status = check_layers(config, err)) || (status = nib_decoder_finish(model, config, err))) {
         nib_decoder_free(&model->base);

@@ -32,10 +32,28 @@ static nib_status find_family(const struct nib_config *config, const struct nib_
     return nib_config_refuse(config, "model_type", why, err);
 }
 
+// Weights are read by what they are, whatever a config calls them; but a method that stores nothing that is read here is
+// named, rather than the first of the tensors that are missing.
+static nib_status check_quantization(const struct nib_config *config, struct nib_error *err)
+{
+    static const char *const read[] = {"", "mxfp4", "quark", "compressed-tensors", "fp8", "fbgemm_fp8"};
+    static const char key[] = "quantization_config.quant_method";
+    const char *method;
+    nib_status status = nib_config_string_or(config, key, "", &method, err);
+    if (status)
+        return status;
+    for (size_t i = 0; i < sizeof read / sizeof *read; i++)
+        if (strcmp(read[i], method) == 0)
+            return NIB_OK;
+    return nib_config_refuse(config, key, "its weights are not read here", err);
+}
+
 nib_status nib_model_create(const struct nib_config *config, struct nib_model **model, struct nib_error *err)
 {
     const struct nib_model_family *family;
     nib_status status = find_family(config, &family, err);
+    if (!status)
+        status = check_quantization(config, err);
     return status ? status : family->create(config, model, err);
 }
 

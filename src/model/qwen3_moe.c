@@ -45,7 +45,14 @@ static nib_status qwen3_moe_create(const struct nib_config *config, struct nib_m
     nib_status status = nib_decoder_create(&nib_qwen3_moe_family, config, 1e-6, &model, err);
     if (status)
         return status;
-    if ((status = nib_decoder_read_experts(model, config, "moe_intermediate_size", err)) ||
+    static const struct nib_fixed_number numbers[] = {{"shared_expert_intermediate_size", 0},
+                                                      {"n_shared_experts", 0},
+                                                      {"n_group", 1},
+                                                      {"topk_group", 1},
+                                                      {"routed_scaling_factor", 1}};
+    if ((status = nib_decoder_only_numbers(config, numbers, sizeof numbers / sizeof *numbers, err)) ||
+        (status = nib_decoder_only(config, "scoring_func", "softmax", err)) ||
+        (status = nib_decoder_read_experts(model, config, "moe_intermediate_size", err)) ||
         (status = read_options(config, model, err)) || (status = read_layers(config, model, err)) ||
         (status = nib_decoder_finish(model, config, err))) {
         nib_decoder_free(&model->base);

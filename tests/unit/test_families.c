@@ -5,9 +5,11 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
+#include <jansson.h>
 
 #include "model/model.h"
 
@@ -34,14 +36,24 @@
     "\"num_experts_per_tok\": 8, "                                                                               \
     "\"num_attention_heads\": 32, \"num_key_value_heads\": 4, \"head_dim\": 128, \"rope_theta\": 1000000"
 
+// A model of these sizes, with an option added or in place of the one there.
 static nib_status create(const char *sizes, const char *option, struct nib_model **model, struct nib_error *err)
 {
     char text[2048];
     struct nib_config *config;
-    snprintf(text, sizeof text, "%s%s%s}", sizes, *option ? ", " : "", option);
-    assert_int_equal(nib_config_parse(text, strlen(text), "config.json", &config, err), NIB_OK);
+    snprintf(text, sizeof text, "%s}", sizes);
+    json_t *object = json_loads(text, 0, NULL);
+    snprintf(text, sizeof text, "{%s}", option);
+    json_t *other = json_loads(text, 0, NULL);
+    assert_true(object && other);
+    json_object_update(object, other);
+    char *dumped = json_dumps(object, 0);
+    assert_int_equal(nib_config_parse(dumped, strlen(dumped), "config.json", &config, err), NIB_OK);
     nib_status status = nib_model_create(config, model, err);
     nib_config_free(config);
+    json_decref(object);
+    json_decref(other);
+    free(dumped);
     return status;
 }
 
@@ -90,6 +102,17 @@ static void other_options_are_accepted(void **state)
          "\"hybrid_layer_pattern\": [0,1,1,0,1,1,0,1,1,0,1,1], \"moe_layer_freq\": [0,0,1,1,1,1,1,1,1,1,1,1]"},
         {MINIMAX_M2, "\"scoring_func\": \"sigmoid\", \"use_qk_norm\": true, \"shared_intermediate_size\": 0"},
         {QWEN3_MOE, "\"mlp_only_layers\": [0, 47], \"decoder_sparse_step\": 2"},
+        {KIMI_K2,
+         "\"partial_rotary_factor\": 1.0, \"sliding_window\": null, \"layer_types\": [\"full_attention\"]"},
+        {KIMI_K2, "\"quantization_config\": {\"quant_method\": \"compressed-tensors\"}"},
+        {KIMI_K2, "\"hc_mult\": 1, \"index_topk\": null, \"final_logit_softcapping\": null, \"postnorm\": false"},
+        // What says nothing about a forward pass, known or not.
+        {KIMI_K2,
+         "\"aux_loss_alpha\": 0.5, \"seq_aux\": false, \"ep_size\": 8, \"pretraining_tp\": 4, \"invented\": [1]"},
+        {MINIMAX_M2, "\"layernorm_full_attention_beta\": 1.0, \"layernorm_linear_attention_beta\": 2.0, "
+                     "\"num_mtp_modules\": 3, \"mlp_intermediate_size\": 8192, \"shared_moe_mode\": \"sigmoid\""},
+        {QWEN3_MOE,
+         "\"scoring_func\": \"softmax\", \"shared_expert_intermediate_size\": 0, \"router_jitter_noise\": 1"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct nib_model *model;
@@ -116,6 +139,36 @@ static void refusals_name_key_and_value(void **state)
         {KIMI_K2, "\"n_group\": 64, \"topk_group\": 1", "topk_group", "1"},
         {KIMI_K2, "\"n_group\": 8, \"topk_group\": 9", "topk_group", "9"},
         {KIMI_K2, "\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 4}", "rope_type", "longrope"},
+        {KIMI_K2, "\"rope_parameters\": {\"rope_type\": \"llama3\", \"rope_theta\": 5}", "rope_type", "llama3"},
+        {KIMI_K2, "\"rope_parameters\": \"yarn\"", "rope_parameters", "object"},
+        {KIMI_K2, "\"scoring_func\": 5", "scoring_func", "5"},
+        {KIMI_K2, "\"moe_layer_freq\": [0, 1]", "moe_layer_freq", "[0,1]"},
+        {KIMI_K2, "\"n_shared_experts\": -1", "n_shared_experts", "-1"},
+        {KIMI_K2, "\"num_experts_per_tok\": 400", "num_experts_per_tok", "400"},
+        {KIMI_K2, "\"norm_topk_prob\": \"yes\"", "norm_topk_prob", "yes"},
+        {KIMI_K2, "\"partial_rotary_factor\": 0.5", "partial_rotary_factor", "0.5"},
+        {KIMI_K2, "\"sliding_window\": 128", "sliding_window", "128"},
+        {KIMI_K2, "\"layer_types\": [\"linear_attention\"]", "layer_types", "linear_attention"},
+        {KIMI_K2, "\"index_topk\": 2048", "index_topk", "2048"},
+        {KIMI_K2, "\"hc_mult\": 4", "hc_mult", "4"},
+        {KIMI_K2, "\"final_logit_softcapping\": 30.0", "final_logit_softcapping", "30.0"},
+        {KIMI_K2, "\"qk_layernorm\": true", "qk_layernorm", "true"},
+        {KIMI_K2, "\"quantization_config\": {\"quant_method\": \"awq\"}", "quant_method", "awq"},
+        {KIMI_K2, "\"qk_rope_head_dim\": 63", "63", "191"},
+        {MINIMAX_M2, "\"scoring_func\": \"softmax\"", "scoring_func", "softmax"},
+        {MINIMAX_M2, "\"hidden_act\": \"swigluoai\"", "hidden_act", "swigluoai"},
+        {MINIMAX_M2, "\"layernorm_mlp_beta\": 3.5", "layernorm_mlp_beta", "3.5"},
+        {MINIMAX_M2, "\"postnorm\": true", "postnorm", "true"},
+        {MINIMAX_M2, "\"sliding_window\": 512", "sliding_window", "512"},
+        {QWEN3_MOE, "\"scoring_func\": \"sigmoid\"", "scoring_func", "sigmoid"},
+        {QWEN3_MOE, "\"shared_expert_intermediate_size\": 512", "shared_expert_intermediate_size", "512"},
+        {QWEN3_MOE, "\"n_group\": 4", "n_group", "4"},
+        {QWEN3_MOE, "\"attn_output_gate\": true", "attn_output_gate", "true"},
+        {QWEN3_MOE, "\"tie_word_embeddings\": \"no\"", "tie_word_embeddings", "no"},
+        {MIMO_V2, "\"scoring_func\": \"sqrtsoftplus\"", "scoring_func", "sqrtsoftplus"},
+        {MIMO_V2, "\"hidden_act\": \"gelu\"", "hidden_act", "gelu"},
+        {MIMO_V2, "\"hybrid_layer_pattern\": [0,1,2,0,1,1,0,1,1,0,1,1]", "hybrid_layer_pattern[2]", "2"},
+        {MIMO_V2, "\"partial_rotary_factor\": 1.5", "partial_rotary_factor", "1.5"},
         {MIMO_V2, "\"layer_types\": [\"full_attention\"]", "layer_types", "full_attention"},
         {MIMO_V2, "\"mlp_layer_types\": [\"dense\"]", "mlp_layer_types", "dense"},
         {MIMO_V2, "\"hybrid_layer_pattern\": [0, 1]", "hybrid_layer_pattern", "1"},
