@@ -46,6 +46,22 @@ class Load(support.unittest.TestCase):
             list(pool.map(ask, range(SOAK)))
             self.assertEqual(server.metric("kv_pages"), server.metric("kv_pages_free"))
 
+    def test_a_long_prompt_does_not_hold_up_short_ones(self):
+        with model_server("--parallel", 4, "--step-tokens", 64, "--cache-tokens", 16384) as server:
+            order, words = [], " ".join(str(i % 10) for i in range(3500))
+
+            def ask(name, text):
+                joined(server.stream(messages=user(text), max_tokens=8))
+                order.append(name)
+
+            long_one = threading.Thread(target=ask, args=("long", words))
+            long_one.start()
+            server.wait_for("waiting", 1)
+            for i in range(3):
+                ask(f"short {i}", f"Calculate {i} + 5.")
+            long_one.join()
+            self.assertEqual(order, ["short 0", "short 1", "short 2", "long"])
+
     # ---- stress: one kind of request each; a failed assertion is an error
 
     def chat(self, server, rng):
