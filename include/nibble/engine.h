@@ -187,7 +187,8 @@ struct nib_logit_bias {
     float bias;
 };
 
-// Which tokens may come next, as its owner decides. Called from within nib_batch_step, in turn: mask, accept, mask, …
+// Which tokens may come next, as its owner decides. Called from within nib_batch_step, in turn: mask, accept, mask, …;
+// masks of different requests by several threads at the same time.
 struct nib_constraint {
     void *self;
     // Bit t % 32 of word t / 32: whether token t may come next; NULL: any may. Valid until the next call.

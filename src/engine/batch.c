@@ -19,14 +19,9 @@ nib_status nib_batch_create(struct nib_engine *engine,
     created->feeds = malloc(sequences * sizeof *created->feeds);
     created->fed_by = malloc(sequences * sizeof *created->fed_by);
     created->readers = malloc(sequences * sizeof *created->readers);
-    created->draws = malloc(sequences * sizeof *created->draws);
-    created->drawn = malloc(sequences * sizeof *created->drawn);
-    size_t vocab = (size_t)nib_engine_vocab(engine);
-    created->changed = malloc(vocab * sizeof *created->changed);
-    nib_status status = nib_sampler_scratch_alloc(&created->scratch, (int32_t)vocab, err);
-    if (!status && (!created->feeds || !created->fed_by || !created->readers || !created->changed ||
-                    !created->draws || !created->drawn))
-        status = nib_fail_memory(err, sequences * sizeof *created->feeds + vocab * 4, "a batch");
+    nib_status status = created->feeds && created->fed_by && created->readers
+                            ? nib_batch_alloc_draws(created, err)
+                            : nib_fail_memory(err, sequences * sizeof *created->feeds, "a batch");
     if (status) {
         nib_batch_free(created);
         return status;
@@ -53,13 +48,10 @@ void nib_batch_free(struct nib_batch *batch)
         batch->first = r->next;
         free_running(r);
     }
-    nib_sampler_scratch_free(&batch->scratch);
-    free(batch->changed);
+    nib_batch_free_draws(batch);
     free(batch->feeds);
     free(batch->fed_by);
     free(batch->readers);
-    free(batch->draws);
-    free(batch->drawn);
     free(batch);
 }
 
@@ -203,41 +195,17 @@ static void end_with_error(struct nib_batch *batch, struct nib_running *r, struc
     finish(batch, r, event, NIB_FINISH_ERROR);
 }
 
-// A token, its logprob and the likeliest beside it.
-struct picked {
-    struct nib_token_logprob token, top[NIB_MAX_TOP_LOGPROBS];
-    int32_t n_top;
-};
-
-// From the request's row of logits, on the host. NIB_ERR_ARGUMENT when its rules leave no token.
-static nib_status pick(struct nib_batch *batch, struct nib_running *r, const float *logits, struct picked *picked,
-                       struct nib_error *err)
-{
-    int32_t vocab = nib_engine_vocab(batch->engine);
-    const float *allowed = nib_logit_rules_apply(&r->rules, logits, batch->changed, vocab);
-    if (!allowed)
-        return nib_fail(err, NIB_ERR_ARGUMENT, "no token of the vocabulary may follow here");
-    picked->token.token = nib_sampler_pick(&r->sampler, &batch->scratch, allowed, vocab);
-    if (picked->token.token >= 0 && r->top_logprobs >= 0)
-        picked->n_top = nib_logprobs(&batch->scratch, logits, vocab, picked->token.token, &picked->token.logprob,
-                                     picked->top, r->top_logprobs);
-    return NIB_OK;
-}
-
-static void take_drawn(const struct nib_drawn *drawn, struct picked *picked)
-{
-    picked->token = (struct nib_token_logprob){drawn->token, drawn->logprob};
-    picked->n_top = drawn->n_top;
-    for (int32_t i = 0; i < drawn->n_top; i++)
-        picked->top[i] = (struct nib_token_logprob){drawn->top_tokens[i], drawn->top_logprobs[i]};
-}
-
 // Reports the request's next token.
-static void say(struct nib_batch *batch, struct nib_running *r, const struct picked *picked)
+static void say(struct nib_batch *batch, struct nib_running *r, const struct nib_picked *picked)
 {
     struct nib_event event = event_of(r);
     struct nib_error err;
     int32_t token = picked->token.token;
+    if (picked->forbidden) {
+        nib_fail(&err, NIB_ERR_ARGUMENT, "no token of the vocabulary may follow here");
+        end_with_error(batch, r, &event, &err);
+        return;
+    }
     if (token < 0) {
         nib_fail(&err, NIB_ERR_FORMAT, "the model's logits are not numbers: its weights hold NaN or infinity");
         end_with_error(batch, r, &event, &err);
@@ -261,50 +229,6 @@ static void say(struct nib_batch *batch, struct nib_running *r, const struct pic
         finish(batch, r, &event, NIB_FINISH_LENGTH);
     else
         batch->on_event(batch->context, &event);
-}
-
-// Whether the device draws this request's tokens: those from logits that nothing changes, where it can draw at all.
-static bool device_draws(const struct nib_batch *batch, const struct nib_running *r)
-{
-    return batch->engine->ops->sample && nib_logit_rules_none(&r->rules);
-}
-
-// What the device is to draw from each row of logits; NULL when it draws for nobody.
-static const struct nib_draw *ask(struct nib_batch *batch, int n)
-{
-    int rows = 0, drawn = 0;
-    for (int i = 0; i < n; i++) {
-        if (batch->feeds[i].outputs == NIB_OUTPUTS_NONE)
-            continue;
-        struct nib_running *r = batch->fed_by[i];
-        const struct nib_sampling *s = &r->sampler.options;
-        bool draws = device_draws(batch, r);
-        batch->draws[rows++] = (struct nib_draw){
-            .unit = draws ? nib_sampler_unit(&r->sampler) : 0,
-            .temperature = draws ? s->temperature : 0,
-            .top_p = s->top_p,
-            .min_p = s->min_p,
-            .top_k = s->top_k,
-            .n_top = draws ? r->top_logprobs : -1,
-        };
-        drawn += draws;
-    }
-    return drawn ? batch->draws : NULL;
-}
-
-// The request's next token, from row `row` of the step's logits.
-static void answer(struct nib_batch *batch, struct nib_running *r, int64_t row)
-{
-    struct picked picked = {0};
-    struct nib_error err;
-    if (device_draws(batch, r)) {
-        take_drawn(&batch->drawn[row], &picked);
-    } else if (pick(batch, r, nib_engine_logits(batch->engine, row), &picked, &err)) {
-        struct nib_event event = event_of(r);
-        end_with_error(batch, r, &event, &err);
-        return;
-    }
-    say(batch, r, &picked);
 }
 
 // Nothing could be fed although requests are left, so one must give way or nobody ever moves: the youngest that holds a
@@ -341,20 +265,20 @@ nib_status nib_batch_step(struct nib_batch *batch, bool *busy, struct nib_error 
         *busy = batch->first != NULL;
         return NIB_OK;
     }
-    nib_status status = nib_engine_step_and_draw(batch->engine, batch->feeds, n, ask(batch, n), batch->drawn, err);
+    nib_status status =
+        nib_engine_step_and_draw(batch->engine, batch->feeds, n, nib_batch_ask(batch, n), batch->drawn, err);
     if (status)
         return status;
-    int64_t row = -1;
+    nib_batch_pick(batch, n);
     for (int i = 0; i < n; i++) {
         struct nib_running *r = batch->fed_by[i];
         r->fed += batch->feeds[i].n_tokens;
         if (batch->feeds[i].outputs == NIB_OUTPUTS_NONE)
             continue;
-        row++;
         if (r->phase == NIB_PHASE_CANCELLED) // by an earlier event of this step
             continue;
         r->phase = NIB_PHASE_SPEAKING;
-        answer(batch, r, row);
+        say(batch, r, &batch->picked[r->row]);
     }
     sweep_cancelled(batch);
     *busy = batch->first != NULL;
