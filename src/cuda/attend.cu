@@ -122,7 +122,7 @@ cudaError_t nib_cuda_attend_paged(cudaStream_t stream, const struct nib_cuda_ste
 {
     if (!fits(*step, *call))
         return cudaErrorInvalidValue;
-    attend_args args = {*call, *step, 0, step->n_tokens};
+    attend_args args = {*call, *step};
     bool latent = call->head_dim == 576; // no prefill kernel
     if (latent)
         args.call.by_row = true;
@@ -140,4 +140,10 @@ cudaError_t nib_cuda_rotate_and_append(cudaStream_t stream, const struct nib_cud
     unsigned parts = step->n_tokens < 16 ? 8 : step->n_tokens < 256 ? 4 : 1;
     return nib_launch(rotate_append, dim3(static_cast<unsigned>(step->n_tokens), parts), rotate_threads, 0, stream,
                       *step, *call);
+}
+
+size_t nib_cuda_attend_scratch(int32_t n_heads, int32_t n_kv_heads, int32_t v_dim)
+{
+    (void)n_heads, (void)n_kv_heads, (void)v_dim;
+    return 0;
 }

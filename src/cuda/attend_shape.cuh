@@ -11,7 +11,6 @@ constexpr float log2_e = 1.4426950408889634f;
 struct attend_args {
     nib_cuda_attention call;
     nib_cuda_step step;
-    int first_row, rows; // of this launch
 };
 
 // 16 bytes from a cached row to shared memory, past the L1.
@@ -87,7 +86,7 @@ __device__ __forceinline__ bool is_prompt(const attend_args &args, int sequence)
     return first_row[1] - first_row[0] > NIB_CUDA_DECODE_ROWS;
 }
 
-cudaError_t nib_attend_decode(cudaStream_t stream, attend_args args);
+cudaError_t nib_attend_decode(cudaStream_t stream, const attend_args &args);
 cudaError_t nib_attend_prefill(cudaStream_t stream, const attend_args &args);
 
 #endif

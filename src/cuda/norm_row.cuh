@@ -1,4 +1,4 @@
-// The norm of one row by a block of 256 threads: wherever it is worked out, its sums run in the same order.
+// The norm of one row by a block of 512 threads: wherever it is worked out, its sums run in the same order.
 #ifndef NIB_CUDA_NORM_ROW_CUH
 #define NIB_CUDA_NORM_ROW_CUH
 
@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-constexpr int norm_threads = 256;
+constexpr int norm_threads = 512;
 
 __device__ __forceinline__ float warp_sum(float value)
 {
@@ -17,7 +17,7 @@ __device__ __forceinline__ float warp_sum(float value)
 
 // 1 / sqrt(mean(x^2) + eps) in every thread. All threads of the block call it.
 __device__ inline float block_inverse_rms(const float *x /* [cols] */, int cols, float eps,
-                                          float *sums /* [8] in shared memory */)
+                                          float *sums /* [16] in shared memory */)
 {
     float sum = 0;
     int quads = cols % 4 ? 0 : cols / 4;

@@ -70,12 +70,6 @@ __device__ __forceinline__ void bulk_copy(uint32_t target, const void *source, u
         : "memory");
 }
 
-// Address and size are multiples of 16.
-__device__ __forceinline__ void prefetch_l2(const void *source, uint32_t bytes)
-{
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-
 // Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(uint32_t (&values)[4], uint32_t address)
 {

@@ -63,8 +63,9 @@ struct row_state {
     float *logits; /* [slice] of this block, in shared memory */
     int first, n;  // its tokens
     shared_bins *filled;
-    amount *before;  /* [bins + 1] in shared memory */
-    uint64_t *words; /* [warps] in shared memory */
+    amount *before, *digits; /* [bins + 1] in shared memory */
+    uint64_t *words;         /* [warps] in shared memory */
+    uint64_t *only;          // in shared memory
 };
 
 __device__ __forceinline__ void add_to_bin(shared_bins &b, int bin, uint64_t mass)
@@ -96,20 +97,42 @@ __device__ __forceinline__ uint64_t block_scan(uint64_t value, uint64_t *words)
     return value;
 }
 
-// Counts and weighs the cluster's tokens in bins: bin_of(token's index in the block) is its bin, or -1. Then before[i] is
-// what lies in the bins before i, in every block.
-template <typename Bin>
-__device__ __forceinline__ void fill_bins(const row_state &row, const weigher &w, Bin bin_of)
+// Which of a thread's tokens are meant: bit k is token k * threads + threadIdx.x.
+struct token_set {
+    uint64_t words[2];
+
+    __device__ __forceinline__ void add(int k)
+    {
+        if (k < 64)
+            words[0] |= 1ull << k;
+        else
+            words[1] |= 1ull << (k - 64);
+    }
+
+    template <typename Act> __device__ __forceinline__ void for_each(Act act) const
+    {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            for (uint64_t left = words[half]; left; left &= left - 1)
+                act((half * 64 + __ffsll(static_cast<long long>(left)) - 1) * threads +
+                    static_cast<int>(threadIdx.x));
+    }
+};
+
+static_assert(NIB_CUDA_SAMPLE_VOCAB / cluster_blocks < 128 * threads, "a bit for each of a thread's tokens");
+
+__device__ __forceinline__ void clear_bins(const row_state &row)
 {
-    cg::cluster_group cluster = cg::this_cluster();
     int bin = threadIdx.x;
     row.filled->count[bin] = row.filled->mass[0][bin] = row.filled->mass[1][bin] = row.filled->mass[2][bin] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < row.n; i += threads) {
-        int b = bin_of(i);
-        if (b >= 0)
-            add_to_bin(*row.filled, b, w.mass(row.logits[i]));
-    }
+}
+
+// Adds up the blocks' bins: before[i] is what lies in the bins before i, in every block.
+__device__ __forceinline__ void add_bins(const row_state &row, amount *before)
+{
+    cg::cluster_group cluster = cg::this_cluster();
+    int bin = threadIdx.x;
     cluster.sync();
     amount here = {};
 #pragma unroll
@@ -121,10 +144,20 @@ __device__ __forceinline__ void fill_bins(const row_state &row, const weigher &w
     }
     cluster.sync(); // the bins may be filled again
     here = {block_scan(here.count, row.words), block_scan(here.mass, row.words)};
-    row.before[bin + 1] = here;
+    before[bin + 1] = here;
     if (bin == 0)
-        row.before[0] = {};
+        before[0] = {};
     __syncthreads();
+}
+
+// Counts and weighs the row's tokens in bins of their logits.
+__device__ __noinline__ void fill_bins(const row_state &row, const weigher &w)
+{
+    clear_bins(row);
+    for (int i = threadIdx.x; i < row.n; i += threads)
+        if (w.counts(row.logits[i]))
+            add_to_bin(*row.filled, w.bin(row.logits[i]), w.mass(row.logits[i]));
+    add_bins(row, row.before);
 }
 
 struct place {
@@ -143,12 +176,12 @@ __device__ __forceinline__ uint64_t value_of(const amount &a, measure m)
 }
 
 // The bin in which the sum reaches `wanted`; bins when none does.
-__device__ __forceinline__ int reach_bin(const row_state &row, measure m, const amount &base, uint64_t wanted)
+__device__ __forceinline__ int reach_bin(const row_state &row, const amount *before, measure m, const amount &base,
+                                         uint64_t wanted)
 {
     int bin = threadIdx.x;
-    bool here = value_of(base, m) + value_of(row.before[bin + 1], m) >= wanted &&
-                (bin == 0 || value_of(base, m) + value_of(row.before[bin], m) < wanted);
-    __syncthreads();
+    bool here = value_of(base, m) + value_of(before[bin + 1], m) >= wanted &&
+                (bin == 0 || value_of(base, m) + value_of(before[bin], m) < wanted);
     if (bin == 0)
         row.words[0] = bins;
     __syncthreads();
@@ -160,35 +193,51 @@ __device__ __forceinline__ int reach_bin(const row_state &row, measure m, const 
     return result;
 }
 
-// The first token, in order, with which the sum reaches `wanted` (> 0).
+// The first token, in order, with which the sum reaches `wanted` (> 0). The bins have been filled.
 __device__ __noinline__ place search(const row_state &row, const weigher &w, measure m, uint64_t wanted)
 {
     place p = {};
-    fill_bins(row, w, [&](int i) { return w.counts(row.logits[i]) ? w.bin(row.logits[i]) : -1; });
-    p.bin = reach_bin(row, m, {}, wanted);
+    p.bin = reach_bin(row, row.before, m, {}, wanted);
     if (p.bin == bins)
         return p;
     p.found = true;
     amount base = p.in_front = row.before[p.bin];
+    token_set left_over = {};
+    for (int k = 0, i = threadIdx.x; i < row.n; i += threads, k++)
+        if (w.counts(row.logits[i]) && w.bin(row.logits[i]) == p.bin)
+            left_over.add(k);
 #pragma unroll 1
     for (int left = rank_bits; left > 0; left -= digit_bits) {
         int shift = left > digit_bits ? left - digit_bits : 0, mask = (1 << (left - shift)) - 1;
-        uint64_t known = p.rank;
-        __syncthreads(); // everybody has read `before`
-        fill_bins(row, w, [&](int i) {
-            float logit = row.logits[i];
-            if (!w.counts(logit) || w.bin(logit) != p.bin)
-                return -1;
-            uint64_t rank = rank_of(logit, row.first + i);
-            // the largest digit comes first
-            return rank >> left == known >> left
-                       ? mask - static_cast<int>(rank >> shift & static_cast<uint64_t>(mask))
-                       : -1;
+        auto digit_of = [&](int i) {
+            return static_cast<int>(rank_of(row.logits[i], row.first + i) >> shift) & mask;
+        };
+        clear_bins(row);
+        left_over.for_each([&](int i) { // the largest digit comes first
+            add_to_bin(*row.filled, mask - digit_of(i), w.mass(row.logits[i]));
         });
-        int digit = reach_bin(row, m, base, wanted);
-        p.rank |= static_cast<uint64_t>(mask - digit) << shift;
-        p.reached = {base.count + row.before[digit + 1].count, base.mass + row.before[digit + 1].mass};
-        base = {base.count + row.before[digit].count, base.mass + row.before[digit].mass};
+        add_bins(row, row.digits);
+        int bin = reach_bin(row, row.digits, m, base, wanted);
+        p.rank |= static_cast<uint64_t>(mask - bin) << shift;
+        p.reached = {base.count + row.digits[bin + 1].count, base.mass + row.digits[bin + 1].mass};
+        base = {base.count + row.digits[bin].count, base.mass + row.digits[bin].mass};
+        token_set kept = {};
+        left_over.for_each([&](int i) {
+            if (mask - digit_of(i) == bin)
+                kept.add(i / threads);
+        });
+        left_over = kept;
+        if (p.reached.count == base.count + 1 && shift > 0) { // one token is left: whoever has it says so
+            cg::cluster_group cluster = cg::this_cluster();
+            left_over.for_each([&](int i) {
+                for (int block = 0; block < cluster_blocks; block++)
+                    *cluster.map_shared_rank(row.only, block) = rank_of(row.logits[i], row.first + i);
+            });
+            cluster.sync();
+            p.rank = *row.only;
+            cluster.sync();
+            break;
+        }
     }
     return p;
 }
@@ -205,10 +254,23 @@ __device__ __forceinline__ int warp_begin(const row_state &row, int warp)
     return min(row.n, (runs * warp / warps) * 32);
 }
 
-// The first token in the order of ids, of those that `counts` says, with which the mass reaches `wanted`; -1: none.
+__device__ __forceinline__ uint64_t up_to(double x)
+{
+    return static_cast<uint64_t>(ceil(x));
+}
+
+// The first mass above unit * all.
+__device__ __forceinline__ uint64_t beyond(double unit, uint64_t all)
+{
+    uint64_t left = static_cast<uint64_t>(unit * static_cast<double>(all));
+    return left < all ? left + 1 : all;
+}
+
+// A token in the order of ids, of those that `counts` says: the first with which the mass reaches `wanted`, or goes beyond
+// the share `unit` of all when wanted is 0; -1: none.
 template <typename Counts>
-__device__ inline int search_ids(const row_state &row, const weigher &w, uint64_t wanted, uint64_t *block_mass,
-                                 int *found, Counts counts)
+__device__ inline int search_ids(const row_state &row, const weigher &w, uint64_t wanted, double unit,
+                                 uint64_t *block_mass, int *found, Counts counts)
 {
     cg::cluster_group cluster = cg::this_cluster();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = warp_begin(row, warp),
@@ -221,7 +283,7 @@ __device__ inline int search_ids(const row_state &row, const weigher &w, uint64_
     if (lane == 0)
         row.words[warp] = sum;
     __syncthreads();
-    uint64_t before = 0, block = 0;
+    uint64_t before = 0, block = 0, all = 0;
     for (int i = 0; i < warps; i++) {
         before += i < warp ? row.words[i] : 0;
         block += row.words[i];
@@ -231,8 +293,12 @@ __device__ inline int search_ids(const row_state &row, const weigher &w, uint64_
         *found = -1;
     }
     cluster.sync();
-    for (int i = 0; i < static_cast<int>(cluster.block_rank()); i++)
-        before += *cluster.map_shared_rank(block_mass, i);
+    for (int i = 0; i < cluster_blocks; i++) {
+        uint64_t there = *cluster.map_shared_rank(block_mass, i);
+        before += i < static_cast<int>(cluster.block_rank()) ? there : 0;
+        all += there;
+    }
+    wanted = wanted ? wanted : beyond(unit, all);
     if (before < wanted && before + sum >= wanted)
         for (int base = begin; base < end; base += 32) {
             int i = base + lane;
@@ -301,28 +367,19 @@ __device__ inline uint64_t load_row(const row_state &row, const float *logits, u
     return most;
 }
 
-__device__ __forceinline__ uint64_t up_to(double x)
-{
-    return static_cast<uint64_t>(ceil(x));
-}
-
-// The first mass above unit * all.
-__device__ __forceinline__ uint64_t beyond(double unit, uint64_t all)
-{
-    uint64_t left = static_cast<uint64_t>(unit * static_cast<double>(all));
-    return left < all ? left + 1 : all;
-}
-
 // As nib_sampler_pick.
 __device__ inline int draw(const row_state &row, const nib_cuda_sample_ask &ask, int likeliest, float largest,
                            uint64_t *block_mass, int *found)
 {
     float nats = ask.min_p > 0 ? fminf(-logf(ask.min_p), most_nats) : most_nats;
     weigher w = {largest, 1 / ask.temperature, largest - nats * ask.temperature};
-    auto counts = [&](float logit) { return w.counts(logit); };
-    fill_bins(row, w, [&](int i) { return w.counts(row.logits[i]) ? w.bin(row.logits[i]) : -1; });
+    if (!ask.top_k && !(ask.top_p < 1)) {
+        int token =
+            search_ids(row, w, 0, ask.unit, block_mass, found, [&](float logit) { return w.counts(logit); });
+        return token < 0 ? likeliest : token;
+    }
+    fill_bins(row, w);
     amount all = row.before[bins];
-    __syncthreads();
     double top_p = static_cast<double>(ask.top_p);
     int token;
     if (ask.top_k) {
@@ -335,19 +392,16 @@ __device__ inline int draw(const row_state &row, const nib_cuda_sample_ask &ask,
         }
         place p = search(row, w, by_mass, beyond(ask.unit, kept));
         token = p.found ? token_of(p) : likeliest;
-    } else if (ask.top_p < 1) {
+    } else {
         place cut = search(row, w, by_mass, up_to(top_p * static_cast<double>(all.mass)));
         uint64_t wanted = beyond(ask.unit, cut.found ? cut.reached.mass : all.mass);
-        // Bins before the cut's are drawn from in the order of ids
-        if (wanted <= cut.in_front.mass) {
-            token = search_ids(row, w, wanted, block_mass, found,
+        if (wanted <= cut.in_front.mass) { // bins before the cut's are drawn from in the order of ids
+            token = search_ids(row, w, wanted, 0, block_mass, found,
                                [&](float logit) { return w.counts(logit) && w.bin(logit) < cut.bin; });
         } else {
             place p = search(row, w, by_mass, wanted);
             token = p.found ? token_of(p) : likeliest;
         }
-    } else {
-        token = search_ids(row, w, beyond(ask.unit, all.mass), block_mass, found, counts);
     }
     return token < 0 ? likeliest : token;
 }
@@ -359,9 +413,8 @@ __device__ inline void find_logprobs(const row_state &row, const nib_cuda_sample
 {
     cg::cluster_group cluster = cg::this_cluster();
     weigher w = {largest, 1, -INFINITY};
-    fill_bins(row, w, [&](int i) { return w.counts(row.logits[i]) ? w.bin(row.logits[i]) : -1; });
+    fill_bins(row, w);
     amount all = row.before[bins];
-    __syncthreads();
     double total = static_cast<double>(largest);
     if (isfinite(largest))
         total += log(static_cast<double>(all.mass) / static_cast<double>(one));
@@ -408,13 +461,13 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
 {
     extern __shared__ __align__(16) float slice[];
     __shared__ shared_bins filled;
-    __shared__ amount before[bins + 1];
-    __shared__ uint64_t words[warps], best, list[NIB_CUDA_SAMPLE_TOP];
+    __shared__ amount before[bins + 1], digits[bins + 1];
+    __shared__ uint64_t words[warps], best, only, list[NIB_CUDA_SAMPLE_TOP];
     __shared__ int found;
     cg::cluster_group cluster = cg::this_cluster();
     int rank = static_cast<int>(cluster.block_rank());
     int64_t index = blockIdx.x / cluster_blocks;
-    row_state row = {slice, rank * args.slice, 0, &filled, before, words};
+    row_state row = {slice, rank * args.slice, 0, &filled, before, digits, words, &only};
     row.n = max(0, min(args.slice, args.vocab - row.first));
     wait_for_previous_kernel();
     allow_next_kernel();

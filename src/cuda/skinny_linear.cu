@@ -1,8 +1,7 @@
-// One persistent block an SM, small enough for two to fit, so that the next kernel's begins while this one ends. The rows of
-// all weights of the call are dealt out evenly, and each block cuts its own into tiles of at most 16, all of one height.
-// Eight warps share a tile's columns: each streams its slice of the rows from memory into registers, some units of 32
-// columns ahead and across tiles, and multiplies it with the inputs in shared memory. The slices' sums meet in shared
-// memory. While the previous kernel still runs, the first units are loaded and what follows is brought into the L2.
+// One persistent block an SM. The rows of all weights of the call are dealt out evenly, and each block cuts its own into
+// tiles of at most 16, all of one height. Sixteen warps share a tile's columns: each streams its slice of the rows from
+// memory into registers, eight units of 32 columns ahead and across tiles, and multiplies it with the inputs in shared
+// memory. The slices' sums meet in shared memory. The loads begin before the previous kernel has ended.
 #include "cuda/skinny_linear.h"
 
 #include <cuda_bf16.h>
@@ -15,10 +14,9 @@
 namespace
 {
 
-constexpr int warps = 8, threads = 32 * warps;
+constexpr int warps = 16, threads = 32 * warps;
 constexpr int tile_rows = 16, unit_columns = 32, unit_bytes = unit_columns * 2;
 constexpr int max_shared = 227 * 1024;
-constexpr int64_t prefetched_bytes = 192 * 1024; // of a block's weights: all blocks' together are half an L2
 
 struct skinny_args {
     nib_cuda_skinny_linear call;
@@ -28,8 +26,8 @@ struct skinny_args {
     int pitch; // bytes between rows of x in shared memory: 64 more than a multiple of 128, so no bank conflicts
 };
 
-// Buffers for the sums of a tile's slices.
-template <int columns> constexpr int sum_buffers = columns == 1 ? 4 : columns == 8 ? 1 : 2;
+// Buffers for the sums of a tile's slices; with many columns there is room for one.
+template <int columns> constexpr int sum_buffers = columns == 1 ? 4 : columns == 2 ? 2 : 1;
 template <int columns> constexpr int sum_bytes = columns *warps * 512;
 
 struct weight_row {
@@ -122,27 +120,6 @@ struct weight_stream {
     }
 };
 
-// Brings the first of the block's rows, which lie together, into the L2.
-__device__ __forceinline__ void prefetch_weights(const nib_cuda_skinny_linear &call, const block_tiles &tiles)
-{
-    constexpr int piece = 4096;
-    int64_t left = prefetched_bytes;
-    int begin = tiles.begin, end = tiles.end;
-    for (int i = 0; i < call.n_outputs && end > 0; i++) {
-        int out = call.outputs[i].out, first = max(begin, 0), count = min(end, out) - first;
-        begin -= out;
-        end -= out;
-        if (count <= 0)
-            continue;
-        const uint8_t *data = reinterpret_cast<const uint8_t *>(call.outputs[i].weight) +
-                              static_cast<int64_t>(first) * call.cols * 2;
-        int64_t bytes = min(static_cast<int64_t>(count) * call.cols * 2, left);
-        left -= bytes;
-        for (int64_t at = static_cast<int64_t>(threadIdx.x) * piece; at < bytes; at += threads * piece)
-            prefetch_l2(data + at, static_cast<uint32_t>(min(bytes - at, static_cast<int64_t>(piece))));
-    }
-}
-
 // ---- the inputs ----
 
 __device__ __forceinline__ void copy_inputs(const skinny_args &args, uint8_t *inputs)
@@ -181,16 +158,23 @@ __device__ __forceinline__ void clear_tail(const skinny_args &args, uint8_t *inp
 
 // ---- the sums ----
 
-// The slices' sums of one lane's place in the tile.
+__device__ __forceinline__ float4 add4(const float4 &a, const float4 &b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// The slices' sums of one lane's place in the tile, half by half.
 __device__ __forceinline__ float4 sum_slices(uint32_t address, int step)
 {
-    float4 sum = load_shared_f4(address);
+    float4 half[2];
 #pragma unroll
-    for (int i = 1; i < warps; i++) {
-        float4 part = load_shared_f4(address + i * step);
-        sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
+    for (int h = 0; h < 2; h++) {
+        half[h] = load_shared_f4(address + h * (warps / 2) * step);
+#pragma unroll
+        for (int i = 1; i < warps / 2; i++)
+            half[h] = add4(half[h], load_shared_f4(address + (h * (warps / 2) + i) * step));
     }
-    return sum;
+    return add4(half[0], half[1]);
 }
 
 // Where an output goes and what is added to it, for the input rows `first` and first + 1.
@@ -283,7 +267,7 @@ __device__ __forceinline__ void multiply(float (&sums)[columns][4], const uint32
 }
 
 template <int columns, int depth>
-__global__ void __launch_bounds__(threads, 2) skinny_linear(const __grid_constant__ skinny_args args)
+__global__ void __launch_bounds__(threads, 1) skinny_linear(const __grid_constant__ skinny_args args)
 {
     constexpr int buffers = sum_buffers<columns>;
     extern __shared__ __align__(128) uint8_t memory[];
@@ -305,7 +289,6 @@ __global__ void __launch_bounds__(threads, 2) skinny_linear(const __grid_constan
         if (i < args.chunk)
             stream.load(i, low[i], high[i]);
     stream.advance();
-    prefetch_weights(call, tiles);
     if (threadIdx.x == 0) {
         for (int i = 0; i < buffers; i++) {
             barrier_init(exchange.full + 8 * i, warps);
@@ -365,10 +348,10 @@ int pitch_of(int units)
 // Rows whose inputs fit beside the sums. The last 1 KiB is the runtime's, and some is static.
 int rows_at_once(int pitch)
 {
-    const int room[][2] = {{8, max_shared - sum_buffers<1> * sum_bytes<1>},
-                           {16, max_shared - sum_buffers<2> * sum_bytes<2>},
-                           {32, max_shared - sum_buffers<4> * sum_bytes<4>},
-                           {64, max_shared - sum_buffers<8> * sum_bytes<8>}};
+    const int room[][2] = {{8, max_shared - 4 * sum_bytes<1>},
+                           {16, max_shared - 2 * sum_bytes<2>},
+                           {32, max_shared - sum_bytes<4>},
+                           {64, max_shared - sum_bytes<8>}};
     int best = 0;
     for (const auto &r : room) {
         int rows = (r[1] - 2048) / pitch;
@@ -411,12 +394,10 @@ cudaError_t nib_cuda_multiply_skinny(cudaStream_t stream, const struct nib_cuda_
             args.call.outputs[i].y = call->outputs[i].y + skip;
             args.call.outputs[i].added = call->outputs[i].added ? call->outputs[i].added + skip : nullptr;
         }
-        // Two blocks an SM where the matrix is far too large for the next kernel's to matter
-        int blocks = args.total_out >= 64 * sms && rows * args.pitch < max_shared / 3 ? 2 * sms : sms;
-        blocks = blocks < args.total_out ? blocks : args.total_out;
-        error = rows <= 8    ? launch<1, 6>(stream, args, blocks)
-                : rows <= 16 ? launch<2, 6>(stream, args, blocks)
-                : rows <= 32 ? launch<4, 6>(stream, args, blocks)
+        int blocks = sms < args.total_out ? sms : args.total_out;
+        error = rows <= 8    ? launch<1, 8>(stream, args, blocks)
+                : rows <= 16 ? launch<2, 8>(stream, args, blocks)
+                : rows <= 32 ? launch<4, 8>(stream, args, blocks)
                              : launch<8, 6>(stream, args, blocks);
     }
     return error;

@@ -316,7 +316,8 @@ void check_rotation(bool interleaved, int first, int dims)
     expect(p.keys == keys_now && p.values == values_now, "nothing but the new rows was appended");
 }
 
-void time_case(const char *name, int rows, int context, int fresh, int window, double read_rate)
+void time_case(const char *name, int rows, int context, int fresh, int window, double read_rate,
+               bool scattered = false)
 {
     constexpr int layers = 12;
     int sequences = fresh > 1 ? 1 : rows, pages_each = (context + fresh + page_tokens - 1) / page_tokens;
@@ -328,8 +329,8 @@ void time_case(const char *name, int rows, int context, int fresh, int window, d
     MUST(cudaMemset(keys.data(), 0x3c, keys.bytes()));
     MUST(cudaMemset(values.data(), 0x3c, values.bytes()));
     std::vector<int32_t> tables(pages), positions(rows), sequence_of(rows), first_row(sequences + 1);
-    for (size_t i = 0; i < pages; i++) // pages far apart
-        tables[i] = static_cast<int32_t>((i % sequences) * pages_each + i / sequences);
+    for (size_t i = 0; i < pages; i++) // pages together, or as sequences that grow side by side get them
+        tables[i] = static_cast<int32_t>(scattered ? (i % pages_each) * sequences + i / pages_each : i);
     for (int i = 0; i < rows; i++) {
         positions[i] = fresh > 1 ? context + i : context;
         sequence_of[i] = fresh > 1 ? 0 : i;
@@ -372,11 +373,11 @@ void time_case(const char *name, int rows, int context, int fresh, int window, d
     double seen = window && window < context ? window : context;
     if (fresh > 1) {
         double pairs = window ? static_cast<double>(rows) * window : (context + rows * 0.5) * rows;
-        printf("attend %-14s %5d rows: %8.2f us  %4.0f TFLOP/s\n", name, rows, us, pairs * 64 * 256 / us * 1e-6);
+        printf("attend %-15s %5d rows: %8.2f us  %4.0f TFLOP/s\n", name, rows, us, pairs * 64 * 256 / us * 1e-6);
         return;
     }
     double rate = seen * rows * 2048 / us * 1e-3;
-    printf("attend %-14s rows %2d context %6d: %8.2f us  %5.0f GB/s  %.2f of the read\n", name, rows, context, us,
+    printf("attend %-15s rows %2d context %6d: %8.2f us  %5.0f GB/s  %.2f of the read\n", name, rows, context, us,
            rate, rate / read_rate);
 }
 
@@ -416,6 +417,7 @@ void time_attention(double read_rate)
 {
     for (int rows : {1, 2, 4, 8, 16, 32, 64}) {
         time_case("full", rows, 2048, 1, 0, read_rate);
+        time_case("full, scattered", rows, 2048, 1, 0, read_rate, true);
         time_case("window", rows, 2048, 1, 128, read_rate);
     }
     time_case("full", 1, 8192, 1, 0, read_rate);
