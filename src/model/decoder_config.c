@@ -58,7 +58,6 @@ nib_status nib_decoder_create(const struct nib_model_family *family, const struc
     if (!decoder)
         return nib_fail_memory(err, sizeof *decoder, "the model");
     decoder->base.family = family;
-    decoder->base.shape.architecture = family->model_types[0];
     decoder->names = nib_usual_names;
     decoder->prefix = "";
     decoder->qkv_shards = 1;
@@ -237,7 +236,6 @@ nib_status nib_decoder_finish(struct nib_decoder *decoder, const struct nib_conf
         any_sparse |= layer->sparse;
         shape->narrowed_bytes += narrowed_bytes(decoder, layer);
         shape->n_heads = larger(shape->n_heads, a->n_heads);
-        shape->n_kv_heads = larger(shape->n_kv_heads, a->n_kv_heads);
         shape->head_dim = larger(shape->head_dim, a->kv_lora ? nib_key_width(a) : larger(a->head_dim, a->v_dim));
         shape->max_linear_width =
             larger(larger(shape->max_linear_width, a->q_lora),
