@@ -141,9 +141,3 @@ cudaError_t nib_cuda_rotate_and_append(cudaStream_t stream, const struct nib_cud
     return nib_launch(rotate_append, dim3(static_cast<unsigned>(step->n_tokens), parts), rotate_threads, 0, stream,
                       *step, *call);
 }
-
-size_t nib_cuda_attend_scratch(int32_t n_heads, int32_t n_kv_heads, int32_t v_dim)
-{
-    (void)n_heads, (void)n_kv_heads, (void)v_dim;
-    return 0;
-}

@@ -1,16 +1,15 @@
 // Attention over the paged bf16 cache, for any mix of decodes and prompts.
 //
 // Sequences with few rows in the step go to the decode kernel: the cached tokens that a row sees are cut into splits whose
-// size depends on the row's own position alone, all query heads of a kv head share one pass over them, and a second launch
-// adds up the splits in order. A row's bits depend on nothing else in the step. Sequences with
-// more rows go to the prefill kernel: tiles of rows times the query heads of a kv head, on the tensor cores.
+// size depends on the row's own position alone, all query heads of a kv head share one pass over them, and the splits are
+// added in order. A row's bits depend on nothing else in the step. Sequences with more rows go to the prefill kernel:
+// tiles of rows times the query heads of a kv head, on the tensor cores.
 // Dao, "FlashAttention-2" (2023); Dao et al., "Flash-Decoding" (2023).
 #ifndef NIB_CUDA_ATTEND_H
 #define NIB_CUDA_ATTEND_H
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "cuda/cuda_step.h"
 
@@ -40,11 +39,7 @@ struct nib_cuda_attention {
     int32_t longest;
     // Every row goes to the decode kernel, so that its bits do not depend on how a prompt was cut into steps. Slow.
     bool by_row;
-    void *scratch; // nib_cuda_attend_scratch bytes; one call at a time
 };
-
-// Enough for a step of any size.
-size_t nib_cuda_attend_scratch(int32_t n_heads, int32_t n_kv_heads, int32_t v_dim);
 
 // Whether there are kernels for heads of this size; pages must hold 16 tokens at least.
 bool nib_cuda_attend_takes(int32_t head_dim, int32_t v_dim);

@@ -120,8 +120,8 @@ struct nib_device {
     int32_t n_ropes;
 
     unsigned *counters; /* [NIB_CUDA_NORM_ROUTE_GROUPS] */
-    void *moe_scratch, *attention_scratch;
-    size_t moe_scratch_bytes, attention_scratch_bytes;
+    void *moe_scratch;
+    size_t moe_scratch_bytes;
 
     // The step.
     const struct nib_step *step;
@@ -230,8 +230,6 @@ bool nib_cuda_lower(struct nib_device *device);
 void nib_cuda_begin(struct nib_device *device, const struct nib_step *step);
 nib_status nib_cuda_end(struct nib_device *device, struct nib_error *err);
 void nib_cuda_read(struct nib_device *device, int64_t rows, struct nib_buffer x, float *host);
-// Scratch of attention, clear. False, with the error noted, where there is no memory for it.
-bool nib_cuda_reserve_attention(struct nib_device *device, size_t bytes);
 // Where the asks of `rows` draws go in the description.
 struct nib_cuda_sample_ask *nib_cuda_asks(struct nib_device *device, int64_t rows);
 void nib_cuda_free_step(struct nib_device *device);

@@ -335,7 +335,6 @@ static int32_t lower_attend(struct nib_device *device, const struct nib_cuda_op 
         .sinks = op->vector,
         .longest = device->key.longest,
         .by_row = device->options.deterministic,
-        .scratch = device->attention_scratch,
     };
     bool takes = nib_cuda_attend_takes(call.head_dim, call.v_dim) && call.keys.width % 8 == 0 &&
                  call.values.width % 8 == 0 && op->caches[0].group == op->caches[1].group;

@@ -135,22 +135,6 @@ static void describe(struct nib_device *device, const struct nib_step *step)
     device->block_bytes = used * sizeof(int32_t);
 }
 
-bool nib_cuda_reserve_attention(struct nib_device *device, size_t bytes)
-{
-    if (bytes <= device->attention_scratch_bytes)
-        return true;
-    forget_graphs(device);
-    cudaFree(device->attention_scratch);
-    device->attention_scratch = NULL;
-    device->attention_scratch_bytes = 0;
-    if (!nib_cuda_ok(device, cudaMalloc(&device->attention_scratch, bytes), "scratch of attention") ||
-        !nib_cuda_ok(device, cudaMemsetAsync(device->attention_scratch, 0, bytes, device->stream),
-                     "scratch of attention"))
-        return false;
-    device->attention_scratch_bytes = bytes;
-    return true;
-}
-
 struct nib_cuda_sample_ask *nib_cuda_asks(struct nib_device *device, int64_t rows)
 {
     if (device->error.status)

@@ -164,8 +164,6 @@ attention_result run(const paged_step &p, bool by_row, int first = 0, int count 
         tables_there(tables);
     device_array<uint16_t> keys(p.keys), values(p.values), half(rows * y_width);
     device_array<float> q_there(q), sinks(p.sinks), y(rows * y_width);
-    device_array<uint8_t> scratch(nib_cuda_attend_scratch(p.shape.n_heads, p.shape.n_kv_heads, p.shape.v_dim));
-    MUST(cudaMemset(scratch.data(), 0, scratch.bytes()));
     nib_cuda_step step = {};
     step.n_tokens = rows;
     step.n_sequences = count;
@@ -192,9 +190,8 @@ attention_result run(const paged_step &p, bool by_row, int first = 0, int count 
     for (int i = 0; i < count; i++)
         call.longest = p.sequences[first + i].fresh > call.longest ? p.sequences[first + i].fresh : call.longest;
     call.by_row = by_row;
-    call.scratch = scratch.data();
     attention_result result;
-    for (int repeat = 0; repeat < 2; repeat++) { // the second finds the scratch as the first left it
+    for (int repeat = 0; repeat < 2; repeat++) {
         y.poison();
         half.poison();
         MUST(nib_cuda_attend_paged(nullptr, &step, &call));
@@ -342,8 +339,6 @@ void time_case(const char *name, int rows, int context, int fresh, int window, d
     device_array<float> q(static_cast<size_t>(rows) * 4096), sinks(64);
     MUST(cudaMemset(q.data(), 0x3c, q.bytes()));
     MUST(cudaMemset(sinks.data(), 0, sinks.bytes()));
-    device_array<uint8_t> scratch(nib_cuda_attend_scratch(64, 8, 64));
-    MUST(cudaMemset(scratch.data(), 0, scratch.bytes()));
     nib_cuda_step step = {};
     step.n_tokens = rows;
     step.n_sequences = sequences;
@@ -367,7 +362,6 @@ void time_case(const char *name, int rows, int context, int fresh, int window, d
         call.value_scale = 1;
         call.sinks = sinks.data();
         call.longest = fresh;
-        call.scratch = scratch.data();
         return nib_cuda_attend_paged(stream, &step, &call);
     });
     double seen = window && window < context ? window : context;
