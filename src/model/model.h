@@ -20,8 +20,8 @@ struct nib_cache_spec {
 // Sizes that the engine, the memory plan and the reports need.
 struct nib_model_shape {
     int64_t n_layers, hidden, vocab;
-    int64_t context; // positions the model was made for
-    int64_t n_heads, head_dim; // the most of any layer
+    int64_t context;                        // positions the model was made for
+    int64_t n_heads, head_dim;              // the most of any layer
     int64_t n_experts, top_k, intermediate; // of the MoE layers
     int64_t max_linear_width;               // widest input of a linear
     uint64_t narrowed_bytes;                // of the 8-bit copies that dense_int8 makes

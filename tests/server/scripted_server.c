@@ -2,7 +2,8 @@
 // in a user's message is answered with exactly these tokens, control tokens included; "{{1234}}" is the token of that id.
 // So a client can have the server read any stream of tokens. Where the script ends, the answer has reached its length.
 //
-// usage: scripted_server TOKENIZER_FOLDER [name=value ...]; prints its URL.
+// usage: scripted_server TOKENIZER_FOLDER [name=value ...]; prints its URL. The vocabulary chooses the chat format, with
+// MODEL_TYPE of the environment.
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -27,7 +28,8 @@ struct stage {
     const struct nib_tokenizer *tokenizer;
     const int32_t *stops;
     size_t n_stops;
-    int32_t message, end;
+    int32_t message, end; // tokens around a message's text
+    bool headed;          // whose first line is its role
     struct scripted *first;
     int64_t next_id;
     int parallel, step_us;
@@ -75,8 +77,9 @@ static nib_status read_script(struct stage *stage, const struct nib_request *req
     nib_status status = NIB_OK;
     if (end > from)
         status = nib_tokenizer_decode(stage->tokenizer, request->prompt + from, (size_t)(end - from), &text, err);
+    const char *script = text.data ? text.data : "", *line = strchr(script, '\n');
     if (!status)
-        status = encode_script(stage, text.data ? text.data : "", tokens, err);
+        status = encode_script(stage, stage->headed && line ? line + 1 : script, tokens, err);
     if (!status && tokens->count == 0) // no script: an empty answer
         status = nib_token_list_add(tokens, stage->stops[0], err);
     nib_bytes_free(&text);
@@ -185,6 +188,26 @@ static int64_t option(int argc, char **argv, const char *name, int64_t value)
     return value;
 }
 
+// How a format sets off the text of a message.
+static void find_messages(struct stage *stage, const char *format)
+{
+    static const struct {
+        const char *format, *message, *end;
+        bool headed;
+    } formats[] = {{"harmony", "<|message|>", "<|end|>", false},
+                   {"kimi", "<|im_middle|>", "<|im_end|>", false},
+                   {"chatml", "<|im_start|>", "<|im_end|>", true},
+                   {"mimo", "<|im_start|>", "<|im_end|>", true},
+                   {"minimax", "]~b]", "[e~[", true},
+                   {"deepseek", "<｜User｜>", "<｜Assistant｜>", false}};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (strcmp(formats[i].format, format) == 0) {
+            stage->message = nib_tokenizer_find_added(stage->tokenizer, formats[i].message);
+            stage->end = nib_tokenizer_find_added(stage->tokenizer, formats[i].end);
+            stage->headed = formats[i].headed;
+        }
+}
+
 int main(int argc, char **argv)
 {
     struct nib_error err;
@@ -198,14 +221,13 @@ int main(int argc, char **argv)
     if (argc < 2 || nib_tokenizer_open(&tokenizer, argv[1], NULL, &err))
         return 2;
     struct nib_vocabulary vocabulary = nib_vocabulary_of(tokenizer);
-    if (nib_chat_open(nib_chat_format_find("harmony"), &vocabulary, &chat, &err))
+    if (nib_chat_open_fitting(&vocabulary, getenv("MODEL_TYPE"), &chat, &err))
         return 2;
     struct stage stage = {.tokenizer = tokenizer,
                           .stops = NULL,
-                          .message = nib_tokenizer_find_added(tokenizer, "<|message|>"),
-                          .end = nib_tokenizer_find_added(tokenizer, "<|end|>"),
                           .parallel = (int)option(argc, argv, "parallel", 4),
                           .step_us = (int)option(argc, argv, "step_us", 0)};
+    find_messages(&stage, nib_chat_name(chat));
     stage.stops = nib_chat_stop_tokens(chat, &stage.n_stops);
     struct nib_backend backend = {.self = &stage,
                                   .vocab = nib_tokenizer_vocab_size(tokenizer),
