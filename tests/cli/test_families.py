@@ -1,4 +1,5 @@
 """`nibble check` on the families beside gpt-oss: the fixtures, and the other forms in which releases store the same."""
+import base64
 import json
 import math
 import os
@@ -323,6 +324,25 @@ class Chat(support.Test):
         got = self.json_of(run("run", folder, "--prompt", "Hello", "--json", "--temperature", "0", "--max-tokens", "8"))
         self.assertTrue(got["messages"])
         self.assertEqual(got["messages"][-1]["channel"], "final")
+
+    def test_kimi_ranks(self):
+        # The small model was not trained on these tokens; its answer is noise that must be read all the same.
+        folder = self.folder()
+        os.remove(os.path.join(folder, "tokenizer.json"))
+        with open(os.path.join(folder, "tiktoken.model"), "wb") as file:
+            for byte in range(256):
+                file.write(base64.b64encode(bytes([byte])) + f" {byte}\n".encode())
+        names = ["<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<think>", "</think>"]
+        with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+            json.dump({"added_tokens_decoder": {str(256 + i): {"content": name} for i, name in enumerate(names)}}, file)
+        prompt = "Hi"
+        system = "You are Kimi, an AI assistant created by Moonshot AI."
+        for reasoning, behind in (("medium", 1), ("none", 2)):
+            got = self.json_of(run("run", folder, "--prompt", prompt, "--json", "--seed", "1", "--max-tokens", "20",
+                                   "--reasoning", reasoning))
+            # a token a byte; three turns of two control tokens and, but for the last, an end
+            self.assertEqual(got["prompt_tokens"], len("system" + system + "user" + prompt + "assistant") + 8 + behind)
+            self.assertEqual(got["messages"][0]["channel"], "analysis" if reasoning == "medium" else "final")
 
     def test_no_format_fits(self):
         folder = self.folder(("<|start|>", "<|begin|>"))
