@@ -111,8 +111,7 @@ void nib_batch_pick(struct nib_batch *batch, int n)
     if (!here)
         return;
     const float *logits = nib_engine_logits(batch->engine, 0); // of all rows
-    int threads = here < batch->n_pickers ? here : batch->n_pickers;
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
+#pragma omp parallel for num_threads(here < batch->n_pickers ? here : batch->n_pickers) schedule(dynamic)
     for (int i = 0; i < here; i++) {
         struct nib_running *r = batch->readers[i];
         pick(r, logits + (size_t)r->row * (size_t)vocab, vocab, &batch->pickers[omp_get_thread_num()],

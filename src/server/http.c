@@ -286,7 +286,7 @@ static void be_quiet(void *context, const char *format, va_list arguments)
 nib_status nib_http_start(struct nib_server *server, struct nib_error *err)
 {
     const struct nib_server_options *options = &server->options;
-    struct sockaddr_storage address;
+    struct sockaddr_storage address = {0};
     int listener = open_socket(options, &address, err);
     if (listener < 0)
         return err->status;

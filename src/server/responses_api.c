@@ -107,22 +107,25 @@ static json_t *part_json(const struct response *r, json_t *text)
                      json_copy(r->logprobs));
 }
 
-static void open_item(struct nib_generation *g, enum nib_delta_kind kind, const struct nib_called *call)
+static void open_item(const struct nib_choice *choice, enum nib_delta_kind kind)
 {
+    struct nib_generation *g = choice->generation;
     struct response *r = g->state;
     r->kind = kind;
     r->text.size = 0;
     json_array_clear(r->logprobs);
-    if (kind == NIB_DELTA_REASONING)
+    if (kind == NIB_DELTA_REASONING) {
         r->open = json_pack("{s:s, s:s, s:[], s:[]}", "type", "reasoning", "id", nib_make_id("rs_").text,
                             "summary", "content");
-    else if (kind == NIB_DELTA_CONTENT)
+    } else if (kind == NIB_DELTA_CONTENT) {
         r->open = json_pack("{s:s, s:s, s:s, s:s, s:[]}", "type", "message", "id", nib_make_id("msg_").text,
                             "role", "assistant", "status", "in_progress", "content");
-    else
+    } else {
+        const struct nib_called *call = &choice->calls[choice->n_calls - 1];
         r->open = json_pack("{s:s, s:s, s:s, s:s, s:s%, s:s}", "type", "function_call", "id",
                             nib_make_id("fc_").text, "status", "in_progress", "call_id", call->id.text, "name",
                             call->name.data, (int)call->name.size, "arguments", "");
+    }
     json_int_t index = (json_int_t)json_array_size(r->output);
     send(g, "response.output_item.added",
          json_pack("{s:I, s:o}", "output_index", index, "item", json_deep_copy(r->open)));
@@ -167,7 +170,7 @@ static void on_delta(struct nib_choice *choice, const struct nib_delta *delta)
     if (r->open && (r->kind != kind || delta->kind == NIB_DELTA_CALL))
         close_item(g, "completed");
     if (!r->open)
-        open_item(g, kind, choice->n_calls ? &choice->calls[choice->n_calls - 1] : NULL);
+        open_item(choice, kind);
     if (delta->kind == NIB_DELTA_CALL)
         return;
     if (nib_bytes_append(&r->text, delta->text.bytes, delta->text.size, NULL))

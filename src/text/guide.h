@@ -25,8 +25,8 @@ nib_status nib_guide_create(const struct nib_chat *chat, const struct nib_tokeni
                             struct nib_guide **guide, struct nib_error *err);
 void nib_guide_free(struct nib_guide *guide); // NULL is fine
 
-// As struct nib_constraint wants them. The answer begins behind its author, as for a parser FROM_REPLY.
-const uint32_t *nib_guide_mask(void *guide);
-void nib_guide_accept(void *guide, int32_t token);
+// As struct nib_constraint wants them; the context is the guide. The answer begins behind its author, as for a parser FROM_REPLY.
+const uint32_t *nib_guide_mask(void *context);
+void nib_guide_accept(void *context, int32_t token);
 
 #endif

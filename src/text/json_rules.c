@@ -32,12 +32,12 @@ static void put_character(struct nib_rules *rules, int32_t from, int32_t to)
     nib_json_characters(rules, from, 0x80, 0x10ffff, to);
     int32_t escape = byte(rules, from, '\\');
     for (const char *letter = "\"\\/bfnrt"; *letter; letter++)
-        nib_rules_bytes(rules, escape, *letter, *letter, to);
+        nib_rules_bytes(rules, escape, (unsigned char)*letter, (unsigned char)*letter, to);
     int32_t digits[4] = {byte(rules, escape, 'u')};
     for (int i = 1; i < 4; i++)
         digits[i] = nib_rules_state(rules);
     int32_t surrogate_free = nib_rules_state(rules);
-    static const char ranges[][2] = {{'0', '9'}, {'a', 'f'}, {'A', 'F'}};
+    static const unsigned char ranges[][2] = {{'0', '9'}, {'a', 'f'}, {'A', 'F'}};
     for (int r = 0; r < 3; r++) {
         for (int i = 1; i < 4; i++)
             nib_rules_bytes(rules, digits[i], ranges[r][0], ranges[r][1], i < 3 ? digits[i + 1] : to);
@@ -193,7 +193,7 @@ int32_t nib_json_unique_array(struct nib_json_rules *c, const char *const *value
 {
     struct nib_rules *rules = c->rules;
     int32_t start = nib_rules_state(rules), end = final_state(rules), sets = 1 << count;
-    int32_t *states = malloc((size_t)sets * sizeof *states);
+    int32_t *states = calloc((size_t)sets, sizeof *states);
     if (!states) {
         rules->failed = true;
         return start;
