@@ -1,8 +1,9 @@
 // Attention for rows of few-row sequences. A cluster of eight blocks, or one where a window is short, takes a row and a kv
-// head, with up to 8 or 16 of its query heads, and divides the tokens that the row sees. Four warps of a block take tiles of 16 tokens in turn, each through
-// its own ring in shared memory, and multiply keys times queries and values times probabilities on the tensor cores with
-// the heads in the columns: with 8 heads to a kv head nothing is computed in vain. The warps' sums meet in shared memory,
-// and the blocks' over the cluster. Loads of tokens from earlier steps begin before the previous kernel has ended.
+// head, with up to 8 or 16 of its query heads, and divides the tokens that the row sees. Four warps of a block take tiles
+// of 16 tokens in turn, each through its own ring in shared memory, and multiply keys times queries and values times
+// probabilities on the tensor cores with the heads in the columns: with 8 heads to a kv head nothing is computed in vain.
+// The warps' sums meet in shared memory, and the blocks' over the cluster. Loads of tokens from earlier steps begin before
+// the previous kernel has ended.
 #include <cooperative_groups.h>
 
 #include "cuda/attend_shape.cuh"
@@ -74,8 +75,8 @@ template <int blocks> __device__ __forceinline__ bool find_unit(const attend_arg
     return true;
 }
 
-// Rows of a tile, which lies in one page, to shared memory; tokens that the row does not see, which
-// may hold anything, as zeros.
+// Rows of a tile, which lies in one page, to shared memory; tokens that the row does not see, which may hold anything, as
+// zeros.
 template <int pieces, int pitch>
 __device__ __forceinline__ void copy_rows(const nib_cuda_cache &cache, int64_t row, int offset, int skip, int end,
                                           uint32_t target, int lane)
