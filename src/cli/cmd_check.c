@@ -348,11 +348,13 @@ static bool within(const struct tally *t, const struct limits *limits)
 int cmd_check(int argc, char **argv)
 {
     const char *paths[2] = {0}, *device = "cpu", *dense_dtype = "stored", *precision = "auto";
+    bool deterministic = false;
     int64_t threads = 0, chunk = MAX_ROWS;
     bool json = false;
     struct limits limits = {INFINITY, INFINITY, 0, INFINITY};
     const struct nib_option options[] = {
         option_device(&device),
+        option_deterministic(&deterministic),
         option_threads(&threads),
         {"--chunk", NIB_OPTION_INT, &chunk, "N", "prompt tokens fed in one step", 1, MAX_ROWS},
         option_precision(&precision),
@@ -388,6 +390,7 @@ int cmd_check(int argc, char **argv)
         .max_outputs = MAX_ROWS,
         .dense_int8 = strcmp(dense_dtype, "int8") == 0,
         .precision = precision_of(precision),
+        .deterministic = deterministic,
     };
     struct check check = {.chunk = chunk, .total.first_difference_margin = NAN};
     struct nib_checkpoint *file = NULL;

@@ -112,6 +112,7 @@ static int eval_nll(int argc, char **argv)
     const struct nib_option options[] = {
         {"--window", NIB_OPTION_INT, &nll.window, "N", "tokens of one window; windows do not overlap", 2, 1 << 24},
         option_device(&session.device),
+        option_deterministic(&session.deterministic),
         option_threads(&session.threads),
         option_precision(&session.precision),
         option_dense_dtype(&session.dense_dtype),
@@ -325,6 +326,7 @@ static int eval_tasks(int argc, char **argv)
         {"--max-tokens", NIB_OPTION_INT, &max_tokens, "N", "tokens of an answer at most", 1, 1 << 20},
         {"--sequences", NIB_OPTION_INT, &sequences, "N", "tasks answered at the same time", 1, 256},
         option_device(&session.device),
+        option_deterministic(&session.deterministic),
         option_threads(&session.threads),
         option_precision(&session.precision),
         option_dense_dtype(&session.dense_dtype),

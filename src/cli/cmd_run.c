@@ -198,6 +198,7 @@ int cmd_run(int argc, char **argv)
          NIB_MAX_TOP_LOGPROBS},
         option_json(&w.json),
         option_device(&w.session.device),
+        option_deterministic(&w.session.deterministic),
         option_threads(&w.session.threads),
         option_context(&w.session.context),
         option_precision(&w.session.precision),

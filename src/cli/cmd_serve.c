@@ -127,6 +127,7 @@ int cmd_serve(int argc, char **argv)
         {"--date", NIB_OPTION_STRING, &o->date, "YYYY-MM-DD", "that prompts say; without it today", 0, 0},
         {"--log", NIB_OPTION_FLAG, &o->log_requests, NULL, "a line for each request; never what was said", 0, 0},
         option_device(&s.session.device),
+        option_deterministic(&s.session.deterministic),
         option_threads(&s.session.threads),
         {"--force", NIB_OPTION_FLAG, &s.session.force, NULL, "run even if the memory does not suffice", 0, 0},
     };

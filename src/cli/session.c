@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "cli/progress.h"
 #include "cli/units.h"
 
 enum nib_precision precision_of(const char *name)
@@ -27,11 +28,26 @@ void print_memory_plan(const struct nib_memory_plan *plan)
             size_text(plan->buffer_bytes).text, size_text(plan->scratch_bytes).text);
 }
 
+// What opening an engine tells on the way.
+struct opening {
+    const struct session_options *options;
+    struct nib_progress bar;
+    uint64_t uploaded;
+};
+
 static void on_plan(void *user, const struct nib_memory_plan *plan)
 {
-    const struct session_options *options = user;
-    if (options->print_plan)
+    struct opening *opening = user;
+    if (opening->options->print_plan)
         print_memory_plan(plan);
+    nib_progress_begin(&opening->bar, "weights", (int64_t)(plan->weights_bytes >> 20), "MiB");
+}
+
+static void on_upload(void *user, uint64_t bytes)
+{
+    struct opening *opening = user;
+    opening->uploaded += bytes;
+    nib_progress_update(&opening->bar, (int64_t)(opening->uploaded >> 20));
 }
 
 nib_status open_tokenizer(const char *folder, struct nib_tokenizer **tokenizer, struct nib_error *err)
@@ -89,7 +105,7 @@ nib_status session_open(struct session *session, const char *path, const struct 
                         struct nib_error *err)
 {
     memset(session, 0, sizeof *session);
-    struct session_options mutable_options = *options;
+    struct opening opening = {.options = options};
     struct nib_engine_options engine = {
         .device = options->device,
         .threads = (int)options->threads,
@@ -102,10 +118,13 @@ nib_status session_open(struct session *session, const char *path, const struct 
         .force = options->force,
         .dense_int8 = strcmp(options->dense_dtype, "int8") == 0,
         .precision = precision_of(options->precision),
+        .deterministic = options->deterministic,
         .on_plan = on_plan,
-        .user = &mutable_options,
+        .on_upload = on_upload,
+        .user = &opening,
     };
     nib_status status = nib_engine_open(path, &engine, &session->engine, err);
+    nib_progress_end(&opening.bar);
     if (!status)
         status = open_tokenizer(path, &session->tokenizer, err);
     if (!status)

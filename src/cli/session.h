@@ -14,6 +14,7 @@ struct session_options {
     const char *dense_dtype; // "stored" or "int8"
     const char *precision;   // "auto", "fast" or "exact"
     bool prefix_cache;
+    bool deterministic; // see struct nib_engine_options
     bool print_plan; // on stderr, before anything is allocated
 };
 

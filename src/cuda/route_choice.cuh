@@ -2,6 +2,8 @@
 #ifndef NIB_CUDA_ROUTE_CHOICE_CUH
 #define NIB_CUDA_ROUTE_CHOICE_CUH
 
+#include <climits>
+
 #include "cuda/block_sum.cuh"
 #include "cuda/kernels.h"
 
@@ -92,8 +94,33 @@ __device__ inline float weigh(const nib_cuda_router &r, float score, int lane)
         float value = mine ? expf(score - largest) : 0.0f;
         score = value / warp_sum(value);
     }
+    if (!r.normalise)
+        return score * r.scale;
     float sum = warp_sum(mine ? score : 0.0f) + 1e-20f; // as the published routers have it: no division by zero
-    return score / (r.normalise ? sum : 1.0f) * r.scale;
+    return score / sum * r.scale;
+}
+
+// Numbers in the order of floats, none of them 0.
+__device__ __forceinline__ uint32_t rank_of(float value)
+{
+    uint32_t bits = __float_as_uint(value + 0.0f); // -0 is 0
+    uint32_t rank = bits ^ (bits >> 31 ? ~0u : 0x80000000u);
+    return rank ? rank : 1;
+}
+
+struct ranked {
+    uint32_t rank;
+    int index;
+};
+
+// The best of this lane's experts, of equals the first.
+__device__ __forceinline__ ranked best_of(const uint32_t *order, int n, int lane)
+{
+    ranked best = {0, lane};
+    for (int e = lane; e < n; e += 32)
+        if (order[e] > best.rank)
+            best = {order[e], e};
+    return best;
 }
 
 // Where a token's choice goes.
@@ -109,32 +136,23 @@ __device__ inline void choose_experts(const nib_cuda_router &r, float *scores /*
 {
     __syncwarp();
     scores_of(r, scores, lane);
-    uint64_t groups = r.n_groups > 1 ? choose_groups(r, scores, lane) : 1;
+    uint64_t groups = r.n_groups > 1 ? choose_groups(r, scores, lane) : ~uint64_t{0};
     int group_size = r.n_groups > 1 ? r.n_experts / r.n_groups : r.n_experts;
+    uint32_t *order = reinterpret_cast<uint32_t *>(keys);
     for (int e = lane; e < r.n_experts; e += 32)
-        keys[e] = corrected(r, scores, e);
+        order[e] = groups == ~uint64_t{0} || groups >> (e / group_size) & 1 ? rank_of(corrected(r, scores, e)) : 0;
+    ranked best = best_of(order, r.n_experts, lane);
     int own = 0;
-    uint32_t taken = 0; // a bit for each of this lane's at most 32 experts
-    float score = 0;
     for (int j = 0; j < r.top_k; j++) {
-        float best = 0;
-        int index = -1;
-        for (int e = lane, i = 0; e < r.n_experts; e += 32, i++) {
-            if (taken >> i & 1 || !(groups >> (e / group_size) & 1))
-                continue;
-            if (index < 0 || keys[e] > best) {
-                best = keys[e];
-                index = e;
-            }
-        }
-        warp_best(best, index);
-        if (index >= 0 && index % 32 == lane)
-            taken |= 1u << (index / 32);
-        if (lane == j) {
-            own = index;
-            score = index >= 0 ? scores[index] : 0.0f;
+        uint32_t largest = __reduce_max_sync(~0u, best.rank);
+        int index = __reduce_min_sync(~0u, best.rank == largest ? best.index : INT_MAX);
+        own = lane == j ? index : own;
+        if (index == best.index && index % 32 == lane) { // no other lane holds it
+            order[index] = 0;
+            best = best_of(order, r.n_experts, lane);
         }
     }
+    float score = lane < r.top_k ? scores[own] : 0.0f;
     float weight = weigh(r, score, lane);
     if (lane < r.top_k) {
         to.ids[lane] = own;

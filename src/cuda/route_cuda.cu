@@ -109,13 +109,21 @@ __device__ __forceinline__ void store_normed(const nib_cuda_norm_route &p, int t
     }
 }
 
+// Counts this block in, and makes what it has stored and what the others have visible to whom it concerns.
+__device__ __forceinline__ unsigned count_in(unsigned *counter)
+{
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
 // True in the last block of the token group to come here, which then sees the logits of all.
 __device__ __forceinline__ bool is_last(unsigned *counter)
 {
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = add_acquire_release(counter, 1) == gridDim.x - 1;
+        last = count_in(counter) == gridDim.x - 1;
         if (last)
             *counter = 0;
     }
