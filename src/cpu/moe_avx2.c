@@ -196,7 +196,7 @@ static void make_step(const float *x /* [64] */, struct step *step)
         float unit = finite ? pick_unit(largest) : 1;
         for (int i = 0; i < 32; i++) {
             int32_t value = finite ? (int32_t)lrintf(v[i] / unit) : 0;
-            int32_t low = (int8_t)(value & 255), high = (value - low) / 256;
+            int32_t low = ((value & 255) ^ 128) - 128, high = (value - low) / 256;
             int byte = lane * 16 + i / 2;
             step->low[i & 1][byte] = (int8_t)low;
             step->high[i & 1][byte] = (int8_t)high;
