@@ -59,6 +59,7 @@ enum nib_precision {
 };
 
 #define NIB_EXACT_BELOW ((uint64_t)64 << 20)
+#define NIB_CACHE_ALL (-1)
 
 struct nib_engine_options {
     const char *device;      // NULL: "cpu"; or "ref", "cuda", "cuda:1"
@@ -67,7 +68,7 @@ struct nib_engine_options {
     int32_t max_sequences;   // alive at the same time; 0: 8
     int32_t max_step_tokens; // of one step; 0: 512
     int32_t max_outputs;     // rows of logits of one step; 0: max_sequences
-    int64_t cache_tokens;    // what all sequences share; 0: `context`
+    int64_t cache_tokens;    // what all sequences share; 0: `context`; NIB_CACHE_ALL: what memory is left for
     enum nib_precision precision;
     bool dense_int8;   // dense matrices in 8 bits with a scale a row: faster, and lossy
     bool prefix_cache; // keep pages of past sequences for new ones that begin alike, as long as there is room

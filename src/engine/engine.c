@@ -22,7 +22,7 @@ static nib_status check_options(const struct nib_engine_options *options, struct
         {"max_sequences", options->max_sequences, 4096},
         {"max_step_tokens", options->max_step_tokens, 65536},
         {"max_outputs", options->max_outputs, 65536},
-        {"cache_tokens", options->cache_tokens, (int64_t)1 << 36},
+        {"cache_tokens", options->cache_tokens == NIB_CACHE_ALL ? 0 : options->cache_tokens, (int64_t)1 << 36},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].value < 0 || limits[i].value > limits[i].most)
@@ -61,14 +61,14 @@ static struct nib_scratch_query scratch_query(const struct nib_model_shape *shap
     };
 }
 
-// The plan for a context of this many tokens.
-static nib_status plan_context(struct nib_engine *engine, const struct nib_engine_options *options,
-                               int32_t context, struct nib_error *err)
+// The plan for a context of this many tokens, and a cache of that many.
+static nib_status plan_sizes(struct nib_engine *engine, const struct nib_engine_options *options, int32_t context,
+                             int64_t cache_tokens, struct nib_error *err)
 {
     const struct nib_model_shape *shape = &engine->model->shape;
     struct nib_memory_plan *plan = &engine->plan;
     plan->context = context;
-    plan->cache_tokens = options->cache_tokens ? options->cache_tokens : context;
+    plan->cache_tokens = cache_tokens;
     struct nib_device_options device = device_options(engine, options);
     plan->cache_element_bytes = engine->ops->cache_element_bytes(&device);
     nib_status status = nib_kv_pool_plan(&engine->pool, shape, plan->cache_element_bytes, context,
@@ -103,6 +103,29 @@ static double gib(uint64_t bytes)
     return (double)bytes / (1024.0 * 1024 * 1024);
 }
 
+static nib_status plan_context(struct nib_engine *engine, const struct nib_engine_options *options,
+                               int32_t context, struct nib_error *err)
+{
+    return plan_sizes(engine, options, context, options->cache_tokens > 0 ? options->cache_tokens : context, err);
+}
+
+// The largest cache that memory is left for, as far as sequences could fill it. One thirty-second of the memory stays free
+// for what no plan knows of.
+static nib_status fill_with_cache(struct nib_engine *engine, const struct nib_engine_options *options,
+                                  struct nib_error *err)
+{
+    struct nib_memory_plan *plan = &engine->plan;
+    int32_t context = plan->context;
+    uint64_t usable = plan->available_bytes - plan->available_bytes / 32;
+    int64_t fits = context, most = (int64_t)plan->max_sequences * context + 1;
+    while (most - fits > 1) {
+        int64_t middle = fits + (most - fits) / 2;
+        bool enough = plan_sizes(engine, options, context, middle, err) == NIB_OK && plan->total_bytes <= usable;
+        *(enough ? &fits : &most) = middle;
+    }
+    return plan_sizes(engine, options, context, fits, err);
+}
+
 // A context that was asked for is kept or refused; one of our own choosing is halved until it fits.
 static nib_status plan_memory(struct nib_engine *engine, const struct nib_engine_options *options,
                               struct nib_error *err)
@@ -121,6 +144,9 @@ static nib_status plan_memory(struct nib_engine *engine, const struct nib_engine
     if (context > longest)
         return nib_fail(err, NIB_ERR_ARGUMENT, "context %d is longer than the model's %lld positions", context,
                         (long long)longest);
+    if (options->cache_tokens == NIB_CACHE_ALL && plan->total_bytes <= plan->available_bytes &&
+        (status = fill_with_cache(engine, options, err)))
+        return status;
     if (plan->total_bytes > plan->available_bytes && !options->force)
         return nib_fail(
             err, NIB_ERR_MEMORY,

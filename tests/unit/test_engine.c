@@ -391,6 +391,19 @@ static void the_plan_comes_before_the_memory(void **state)
                                            plan.buffer_bytes + plan.scratch_bytes);
     nib_engine_close(engine);
 
+    options.max_sequences = 5; // memory is left for all of them
+    options.cache_tokens = NIB_CACHE_ALL;
+    assert_int_equal(nib_engine_plan(test_source(TINY), &options, &plan, &err), NIB_OK);
+    assert_int_equal(plan.cache_tokens, 5 * 8192);
+    options.max_sequences = 4096; // and for some of these
+    options.max_outputs = 1;
+    assert_int_equal(nib_engine_plan(test_source(TINY), &options, &plan, &err), NIB_OK);
+    assert_true(plan.cache_tokens > 5 * 8192 && plan.cache_tokens < (int64_t)4096 * 8192);
+    assert_true(plan.total_bytes <= plan.available_bytes &&
+                plan.total_bytes > plan.available_bytes - plan.available_bytes / 16);
+    options.max_sequences = 2;
+    options.max_outputs = 0;
+
     options.cache_tokens = (int64_t)1 << 35;
     options.context = 8192;
     assert_int_equal(nib_engine_open(test_source(TINY), &options, &engine, &err), NIB_ERR_MEMORY);
