@@ -25,6 +25,7 @@
 
 struct decode {
     struct bench_decode bench;
+    bool on_gpu;
     bool assume; // contexts are not read: the device's caches hold made-up rows
     uint64_t random;
     size_t next_tensor;   // of the checkpoint, to measure the ceiling on
@@ -237,31 +238,33 @@ static nib_status measure(struct decode *d, const int64_t *streams, int count, s
     return status;
 }
 
-int cmd_bench_decode(int argc, char **argv)
+// What the command line asks for.
+struct wishes {
+    const char *model, *shape, *device, *list, *dense_dtype, *precision, *plot;
+    bool random, json, csv, deterministic;
+    int64_t threads, streams[BENCH_ROWS];
+    int n_streams;
+};
+
+static bool parse(int argc, char **argv, struct wishes *w, struct bench_decode *bench, int *code)
 {
-    const char *model = NULL, *shape = NULL, *device = "cpu", *list = "1,2,4,8,16", *dense_dtype = "stored",
-               *precision = "auto";
-    const char *plot = NULL;
-    bool random = false, json = false, csv = false, deterministic = false;
-    int64_t threads = 0, numbers[BENCH_ROWS];
-    struct decode d = {.bench = {.context = 32, .steps = 15, .prefill = 512}, .random = 1};
-    struct bench_decode *bench = &d.bench;
     const struct nib_option options[] = {
-        {"--shape", NIB_OPTION_CHOICE, &shape, synthetic_shapes(), "a published model's shape, with --random", 0,
+        {"--shape", NIB_OPTION_CHOICE, &w->shape, synthetic_shapes(), "a published model's shape, with --random",
+         0, 0},
+        {"--random", NIB_OPTION_FLAG, &w->random, NULL, "random weights, made in memory or on the device", 0, 0},
+        {"--streams", NIB_OPTION_STRING, &w->list, "N,…", "sequences decoded at the same time, one row each", 0,
          0},
-        {"--random", NIB_OPTION_FLAG, &random, NULL, "random weights, made in memory or on the device", 0, 0},
-        {"--streams", NIB_OPTION_STRING, &list, "N,…", "sequences decoded at the same time, one row each", 0, 0},
         {"--context", NIB_OPTION_INT, &bench->context, "N", "tokens each sequence holds before", 1, 1 << 24},
         {"--steps", NIB_OPTION_INT, &bench->steps, "N", "measured steps a row", 1, 10000},
         {"--prefill", NIB_OPTION_INT, &bench->prefill, "N", "tokens of the measured prefill, 0: none", 0, 1 << 24},
-        option_device(&device),
-        option_threads(&threads),
-        option_precision(&precision),
-        option_dense_dtype(&dense_dtype),
-        option_deterministic(&deterministic),
-        option_json(&json),
-        {"--csv", NIB_OPTION_FLAG, &csv, NULL, "print the figures as CSV", 0, 0},
-        {"--plot", NIB_OPTION_STRING, &plot, "FILE", "draw them too, as SVG", 0, 0},
+        option_device(&w->device),
+        option_threads(&w->threads),
+        option_precision(&w->precision),
+        option_dense_dtype(&w->dense_dtype),
+        option_deterministic(&w->deterministic),
+        option_json(&w->json),
+        {"--csv", NIB_OPTION_FLAG, &w->csv, NULL, "print the figures as CSV", 0, 0},
+        {"--plot", NIB_OPTION_STRING, &w->plot, "FILE", "draw them too, as SVG", 0, 0},
     };
     const struct nib_usage usage = {
         .command = "nibble bench decode",
@@ -273,53 +276,70 @@ int cmd_bench_decode(int argc, char **argv)
             "experts its tokens chose and the cached rows they saw.",
         .options = options,
         .n_options = sizeof options / sizeof *options,
-        .positionals = &model,
+        .positionals = &w->model,
         .n_positionals = 1,
     };
-    int code = 0;
-    if (!nib_parse_options(&usage, argc, argv, &code))
-        return code;
-    int count = nib_parse_list(list, 4096, numbers, BENCH_ROWS);
-    if (count == 0 || !model == !shape || (shape && !random)) {
-        fprintf(stderr, "nibble: %s\n",
-                count == 0 ? "--streams takes numbers like 1,2,4"
-                           : "bench decode needs a MODEL folder, or --shape NAME --random");
-        return 2;
-    }
-    int64_t most = 1;
-    for (int i = 0; i < count; i++)
-        most = numbers[i] > most ? numbers[i] : most;
-    int64_t held = bench->context + bench->steps + 4; // with two steps to warm up and two to be profiled
+    if (!nib_parse_options(&usage, argc, argv, code))
+        return false;
+    w->n_streams = nib_parse_list(w->list, 4096, w->streams, BENCH_ROWS);
+    bool named = !w->model != !w->shape && (!w->shape || w->random);
+    if (w->n_streams && named)
+        return true;
+    fprintf(stderr, "nibble: %s\n",
+            named ? "--streams takes numbers like 1,2,4"
+                  : "bench decode needs a MODEL folder, or --shape NAME --random");
+    *code = 2;
+    return false;
+}
+
+// Sequences hold the context and what the steps add: two warm up, two are profiled.
+static struct nib_engine_options engine_options(const struct wishes *w, const struct decode *d)
+{
+    const struct bench_decode *bench = &d->bench;
+    int64_t held = bench->context + bench->steps + 4, most = 1;
     int64_t longest = held > bench->prefill ? held : bench->prefill;
-    bool on_gpu = strncmp(device, "cuda", 4) == 0;
     int64_t chunk = bench->prefill < LARGEST_CHUNK ? bench->prefill : LARGEST_CHUNK;
-    d.assume = on_gpu && shape;
-    bench->model = shape ? shape : model;
-    struct synthetic synthetic = {0};
-    struct nib_error err;
-    nib_status status = shape ? synthetic_create(&synthetic, shape, on_gpu, &err) : NIB_OK;
-    struct nib_engine_options engine_options = {
-        .device = device,
-        .threads = (int)threads,
+    for (int i = 0; i < w->n_streams; i++)
+        most = w->streams[i] > most ? w->streams[i] : most;
+    return (struct nib_engine_options){
+        .device = w->device,
+        .threads = (int)w->threads,
         .context = (int32_t)longest,
         .max_sequences = (int32_t)most,
-        .max_step_tokens = on_gpu ? (int32_t)chunk : 0,
+        .max_step_tokens = d->on_gpu ? (int32_t)chunk : 0,
         .cache_tokens = held * most > longest ? held * most : longest,
-        .deterministic = deterministic,
-        .random_weights = d.assume,
-        .dense_int8 = strcmp(dense_dtype, "int8") == 0,
-        .precision = precision_of(precision),
-        .force = shape && !on_gpu, // its weights are in memory already
+        .deterministic = w->deterministic,
+        .random_weights = d->assume,
+        .dense_int8 = strcmp(w->dense_dtype, "int8") == 0,
+        .precision = precision_of(w->precision),
+        .force = w->shape && !d->on_gpu, // its weights are in memory already
     };
+}
+
+int cmd_bench_decode(int argc, char **argv)
+{
+    struct decode d = {.bench = {.context = 32, .steps = 15, .prefill = 512}, .random = 1};
+    struct bench_decode *bench = &d.bench;
+    struct wishes w = {.device = "cpu", .list = "1,2,4,8,16", .dense_dtype = "stored", .precision = "auto"};
+    struct synthetic synthetic = {0};
+    struct nib_error err;
+    int code = 0;
+    if (!parse(argc, argv, &w, bench, &code))
+        return code;
+    d.on_gpu = strncmp(w.device, "cuda", 4) == 0;
+    d.assume = d.on_gpu && w.shape;
+    bench->model = w.shape ? w.shape : w.model;
+    nib_status status = w.shape ? synthetic_create(&synthetic, w.shape, d.on_gpu, &err) : NIB_OK;
+    struct nib_engine_options options = engine_options(&w, &d);
     if (!status)
-        status = nib_engine_open(shape ? synthetic.folder : model, &engine_options, &bench->engine, &err);
+        status = nib_engine_open(w.shape ? synthetic.folder : w.model, &options, &bench->engine, &err);
     if (!status)
-        status = measure(&d, numbers, count, &err);
+        status = measure(&d, w.streams, w.n_streams, &err);
+    if (!status)
+        (w.json ? bench_decode_print_json : w.csv ? bench_decode_print_csv : bench_decode_print_table)(bench);
+    if (!status && w.plot)
+        status = bench_decode_plot(bench, w.plot, &err);
     if (status)
-        code = report_error(&err);
-    else
-        (json ? bench_decode_print_json : csv ? bench_decode_print_csv : bench_decode_print_table)(bench);
-    if (!status && plot && bench_decode_plot(bench, plot, &err))
         code = report_error(&err);
     nib_engine_close(bench->engine);
     synthetic_remove(&synthetic);
