@@ -9,22 +9,6 @@
 #include "cli/units.h"
 #include "nibble/convert.h"
 
-struct follow {
-    struct nib_progress bar;
-    bool begun;
-};
-
-// Megabytes, so that the rate reads well.
-static bool on_progress(void *user, uint64_t bytes, uint64_t total)
-{
-    struct follow *follow = user;
-    if (!follow->begun)
-        nib_progress_begin(&follow->bar, "converting", (int64_t)(total >> 20), "MiB");
-    follow->begun = true;
-    nib_progress_update(&follow->bar, (int64_t)(bytes >> 20));
-    return true;
-}
-
 static void print_spans(const struct nib_convert_report *report)
 {
     uint64_t rows = 0;
@@ -107,9 +91,9 @@ int cmd_convert(int argc, char **argv)
     struct nib_convert_options wanted;
     if (!nib_parse_options(&usage, argc, argv, &code) || !convert_read_arguments(&arguments, &wanted, &code))
         return code;
-    struct follow follow = {0};
-    wanted.on_progress = on_progress;
-    wanted.user = &follow;
+    struct nib_progress progress = {.label = "converting"};
+    wanted.on_progress = nib_progress_of_bytes;
+    wanted.user = &progress;
     if (wanted.form == NIB_FORM_INT4_G32 && wanted.lossy)
         fprintf(stderr, "nibble: int4-g32 is lossy: most values change\n");
     explain_bus_errors();
@@ -117,7 +101,7 @@ int cmd_convert(int argc, char **argv)
     struct nib_error err;
     double started = nib_seconds();
     nib_status status = nib_convert(paths[0], paths[1], &wanted, &report, &err);
-    nib_progress_end(&follow.bar);
+    nib_progress_end(&progress);
     if (status == NIB_OK)
         print_report(&report, nib_seconds() - started);
     nib_convert_report_free(&report);

@@ -11,21 +11,6 @@
 #include "cli/units.h"
 #include "nibble/convert.h"
 
-struct follow {
-    struct nib_progress bar;
-    bool begun;
-};
-
-static bool on_progress(void *user, uint64_t bytes, uint64_t total)
-{
-    struct follow *follow = user;
-    if (!follow->begun)
-        nib_progress_begin(&follow->bar, "verifying", (int64_t)(total >> 20), "MiB");
-    follow->begun = true;
-    nib_progress_update(&follow->bar, (int64_t)(bytes >> 20));
-    return true;
-}
-
 static void print_json(const struct nib_verify_report *report, bool sampled, double seconds)
 {
     json_t *problems = json_array();
@@ -60,8 +45,8 @@ int cmd_verify(int argc, char **argv)
 {
     const char *paths[2] = {NULL, NULL}, *to = NULL, *rule = NULL, *source_gate_up = "concatenated";
     bool json = false;
-    struct follow follow = {0};
-    struct nib_verify_options wanted = {.sample = 1, .on_progress = on_progress, .user = &follow};
+    struct nib_progress progress = {.label = "verifying"};
+    struct nib_verify_options wanted = {.sample = 1, .on_progress = nib_progress_of_bytes, .user = &progress};
     int64_t threads = 0;
     const struct nib_option options[] = {
         {"--to", NIB_OPTION_CHOICE, &to, "fused|per-expert|fp8-channel|int4-g32|mxfp4",
@@ -99,7 +84,7 @@ int cmd_verify(int argc, char **argv)
     struct nib_error err;
     double started = nib_seconds();
     nib_status status = nib_verify(paths[0], paths[1], &wanted, &report, &err);
-    nib_progress_end(&follow.bar);
+    nib_progress_end(&progress);
     bool sampled = wanted.sample < 1;
     if (status == NIB_OK && json)
         print_json(&report, sampled, nib_seconds() - started);

@@ -39,6 +39,15 @@ void nib_progress_update(struct nib_progress *progress, int64_t done)
     fflush(stderr);
 }
 
+bool nib_progress_of_bytes(void *progress, uint64_t bytes, uint64_t total)
+{
+    struct nib_progress *bar = progress;
+    if (!bar->unit)
+        nib_progress_begin(bar, bar->label, (int64_t)(total >> 20), "MiB");
+    nib_progress_update(bar, (int64_t)(bytes >> 20));
+    return true;
+}
+
 void nib_progress_end(struct nib_progress *progress)
 {
     if (progress->visible)
