@@ -2,7 +2,8 @@
 // step takes a ragged batch of prefill chunks and decodes; a batch turns requests into tokens.
 //
 // Results are deterministic: the logits of a sequence have the same bits whatever else is in the batch, however its
-// prompt was cut into chunks, and for any number of threads.
+// prompt was cut into chunks, and for any number of threads; on device "cuda" when opened with `deterministic`, which costs
+// speed with many tokens in a step.
 //
 // Threads: an engine, its sequences and its batches belong to one thread at a time.
 #ifndef NIBBLE_ENGINE_H
