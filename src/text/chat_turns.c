@@ -100,7 +100,8 @@ static void header_to_text(struct nib_chat_parser *parser)
     struct nib_writer spelled = {0};
     size_t at = 0;
     for (size_t i = 0; i < marks->count; at = marks->items[i++].at) {
-        nib_write(&spelled, header.bytes + at, marks->items[i].at - at);
+        if (marks->items[i].at > at)
+            nib_write(&spelled, header.bytes + at, marks->items[i].at - at);
         nib_write_text(&spelled, vocabulary->bytes(vocabulary->self, marks->items[i].token));
     }
     if (header.size > at)
