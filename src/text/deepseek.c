@@ -240,7 +240,7 @@ static bool read_calls(struct nib_chat_parser *parser)
     size_t i = 0;
     while (i < marks->count && marks->items[i].token != parser->chat->controls[SEPARATOR])
         i++;
-    if (i == marks->count)
+    if (i == marks->count || header.size == 0)
         return false;
     size_t at = marks->items[i].at;
     struct nib_text before = {header.bytes, at}, behind = {header.bytes + at, header.size - at};

@@ -255,7 +255,7 @@ static bool read_call(struct nib_text *text, const struct nib_tool_markup *marku
     if (!take(text, markup->call) || !take_name(text, &name))
         return false;
     json_t *spelled = json_stringn(name.bytes, name.size);
-    struct arguments arguments = {parameters_of(name, tools, count), json_object(), {0}};
+    struct arguments arguments = {.parameters = parameters_of(name, tools, count), .names = json_object()};
     nib_write_string(&arguments.out, "{");
     bool read = spelled && arguments.names && read_arguments(text, markup, &arguments);
     nib_write_string(&arguments.out, "}");
