@@ -110,8 +110,10 @@ static nib_status cuda_open(const struct nib_device_options *options, const stru
 
 static size_t cuda_scratch_bytes(const struct nib_device_options *options, const struct nib_scratch_query *query)
 {
-    (void)options, (void)query;
-    return (size_t)64 << 20; // cuBLASLt's, and the step's description
+    // Of a MoE layer: each route's intermediate and its output.
+    size_t routes = (size_t)options->max_tokens * (size_t)query->top_k;
+    size_t experts = query->n_experts ? routes * (size_t)(query->hidden + query->intermediate) * sizeof(float) : 0;
+    return experts + ((size_t)64 << 20); // cuBLASLt's, and the step's description
 }
 
 static size_t cuda_cache_element_bytes(const struct nib_device_options *options)

@@ -26,8 +26,7 @@ enum {
 struct nib_cuda_buffer {
     float *data;
     uint16_t *half;
-    int64_t
-        fresh_width; // half holds data's values in rows of this width, 0: it does not; only while a step is lowered
+    int64_t fresh_width; // while a step is lowered: half holds data's values in rows of this width; 0: it does not
 };
 
 enum nib_cuda_op_kind {
@@ -51,7 +50,7 @@ enum nib_cuda_op_kind {
 struct nib_cuda_op {
     enum nib_cuda_op_kind kind;
     int32_t rows;
-    struct nib_buffer x, y; // inputs and outputs; what each kind changes is in nib_cuda_op_writes
+    struct nib_buffer x, y; // what it reads and what it writes; an add and a silu_mul read y too
     struct nib_cuda_matrix weight;
     const float *vector; // norm weight, bias, sinks or correction
     float eps;

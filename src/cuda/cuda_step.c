@@ -159,8 +159,11 @@ void nib_cuda_begin(struct nib_device *device, const struct nib_step *step)
         nib_fail(&device->error, NIB_ERR_IO, "cuda: an earlier step failed: the device has to be opened anew");
         return;
     }
-    if (nib_cuda_ok(device, cudaSetDevice(device->options.ordinal), "choosing the device"))
-        describe(device, step);
+    if (!nib_cuda_ok(device, cudaSetDevice(device->options.ordinal), "choosing the device"))
+        return;
+    if (device->stages[0] && nib_cuda_ok(device, cudaStreamSynchronize(device->stream), "uploading weights"))
+        nib_cuda_free_stages(device); // all weights are there
+    describe(device, step);
 }
 
 // ---- the program ----
