@@ -15,7 +15,7 @@ struct session_options {
     const char *precision;   // "auto", "fast" or "exact"
     bool prefix_cache;
     bool deterministic; // see struct nib_engine_options
-    bool print_plan; // on stderr, before anything is allocated
+    bool print_plan;    // on stderr, before anything is allocated
 };
 
 struct session_options session_defaults(void);

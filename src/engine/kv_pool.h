@@ -5,7 +5,6 @@
 
 #include "model/model.h"
 #include "nibble/engine.h"
-#include "nibble/engine.h"
 
 #define NIB_PAGE_TOKENS 32 // tokens a page
 #define NIB_MAX_GROUPS NIB_CACHE_GROUPS

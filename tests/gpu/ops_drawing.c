@@ -58,7 +58,7 @@ static void check_sample(int32_t rows, int64_t vocab)
             pair_expect(top[i].token == drawn[r].top_tokens[i], "sample: likeliest tokens", i, 0);
     }
     // A draw at the edge between two tokens may fall on the other side.
-    pair_expect(different <= rows / 50, "sample: tokens other than the host's", different, rows / 50);
+    pair_expect(different <= rows / 50, "sample: tokens other than the host's", different, (double)(rows / 50));
     nib_sampler_scratch_free(&scratch);
     pair_drop(&logits);
     free(values), free(draws), free(drawn), free(outputs);
