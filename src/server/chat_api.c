@@ -164,14 +164,24 @@ static bool read_modalities(const struct nib_fields *fields)
 static bool read_request(struct nib_generation *g, struct nib_chat_request *request,
                          const struct nib_fields *fields)
 {
-    static const char *const own[] = {"messages",         "max_tokens",          "max_completion_tokens",
-                                      "logprobs",         "top_logprobs",        "tools",
-                                      "tool_choice",      "parallel_tool_calls", "modalities",
-                                      "reasoning_effort", "response_format",     NULL};
+    static const char *const own[] = {"messages",
+                                      "max_tokens",
+                                      "max_completion_tokens",
+                                      "logprobs",
+                                      "top_logprobs",
+                                      "tools",
+                                      "tool_choice",
+                                      "parallel_tool_calls",
+                                      "modalities",
+                                      "reasoning_effort",
+                                      "response_format",
+                                      "chat_template_kwargs",
+                                      NULL};
     return nib_generation_only(fields, own, ignored_fields) && nib_generation_read(g, fields) &&
            read_length(g, fields) && read_logprobs(g, fields) && read_modalities(fields) &&
-           nib_read_effort(request, fields, "reasoning_effort") && nib_read_tools(request, fields, false) &&
-           nib_read_format(request, fields, "response_format", false) && nib_read_messages(request, fields);
+           nib_read_effort(request, fields, "reasoning_effort") && nib_read_thinking(request, fields) &&
+           nib_read_tools(request, fields, false) && nib_read_format(request, fields, "response_format", false) &&
+           nib_read_messages(request, fields);
 }
 
 void nib_serve_chat(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body)

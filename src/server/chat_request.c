@@ -366,6 +366,26 @@ bool nib_read_effort(struct nib_chat_request *request, const struct nib_fields *
     return true;
 }
 
+bool nib_read_thinking(struct nib_chat_request *request, const struct nib_fields *fields)
+{
+    static const char *const known[] = {"enable_thinking", "thinking", NULL};
+    struct nib_fields inner;
+    if (!nib_field(fields, "chat_template_kwargs"))
+        return true;
+    if (!nib_fields_open(&inner, nib_field(fields, "chat_template_kwargs"), fields->error,
+                         "chat_template_kwargs") ||
+        !nib_fields_only(&inner, known, NULL))
+        return false;
+    for (size_t i = 0; known[i]; i++) {
+        bool thinks = true;
+        if (!nib_field_bool(&inner, known[i], &thinks))
+            return false;
+        if (!thinks)
+            request->effort = NIB_EFFORT_NONE;
+    }
+    return true;
+}
+
 nib_status nib_chat_request_encode(const struct nib_chat_request *request, const struct nib_chat *chat,
                                    const struct nib_tokenizer *tokenizer, const char *date,
                                    const struct nib_message *reply, struct nib_token_list *prompt, size_t *preset,

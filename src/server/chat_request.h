@@ -39,6 +39,9 @@ bool nib_read_format(struct nib_chat_request *request, const struct nib_fields *
                      bool flat);
 
 bool nib_read_effort(struct nib_chat_request *request, const struct nib_fields *fields, const char *name);
+// "chat_template_kwargs": {"enable_thinking": false} or {"thinking": false}, as the models' own templates call it, is the
+// effort none.
+bool nib_read_thinking(struct nib_chat_request *request, const struct nib_fields *fields);
 
 // A message's content: a string, or parts of one of the types in the NULL-terminated list, joined. Absent: empty.
 bool nib_read_content(struct nib_chat_request *request, const struct nib_fields *fields, const char *name,

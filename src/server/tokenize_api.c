@@ -7,9 +7,17 @@
 // else a chat request has.
 static bool tokenize(struct nib_server *server, const struct nib_fields *fields, struct nib_token_list *tokens)
 {
-    static const char *const known[] = {
-        "prompt",           "messages",        "tools", "tool_choice",        "parallel_tool_calls",
-        "reasoning_effort", "response_format", "model", "add_special_tokens", NULL};
+    static const char *const known[] = {"prompt",
+                                        "messages",
+                                        "tools",
+                                        "tool_choice",
+                                        "parallel_tool_calls",
+                                        "reasoning_effort",
+                                        "response_format",
+                                        "model",
+                                        "add_special_tokens",
+                                        "chat_template_kwargs",
+                                        NULL};
     struct nib_text prompt = {0};
     struct nib_error err;
     bool special = true;
@@ -26,7 +34,8 @@ static bool tokenize(struct nib_server *server, const struct nib_fields *fields,
     struct nib_chat_request request = {0};
     struct nib_date date = nib_prompt_date(server);
     size_t preset;
-    bool read = nib_read_effort(&request, fields, "reasoning_effort") && nib_read_tools(&request, fields, false) &&
+    bool read = nib_read_effort(&request, fields, "reasoning_effort") && nib_read_thinking(&request, fields) &&
+                nib_read_tools(&request, fields, false) &&
                 nib_read_format(&request, fields, "response_format", false) && nib_read_messages(&request, fields);
     if (read &&
         nib_chat_request_encode(&request, server->chat, server->tokenizer, date.text, NULL, tokens, &preset, &err))

@@ -112,12 +112,16 @@ class Formats(support.unittest.TestCase):
         for name, end in (("chatml", "<think>\n\n</think>\n\n"), ("mimo", "<think></think>"), ("kimi", "<think></think>"),
                           ("deepseek", "<think>\n\n</think>\n\n"), ("minimax", None)):
             with self.subTest(name), start(name) as server:
-                status, _, text = server.request("/tokenize", {"messages": user("x"), "reasoning_effort": "none"})
-                if end is None:
-                    self.assertEqual(status, 400)
-                    continue
-                _, _, text = server.request("/detokenize", {"tokens": json.loads(text)["tokens"]})
-                self.assertTrue(json.loads(text)["prompt"].endswith(end), text)
+                for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}},
+                               {"chat_template_kwargs": {"thinking": False}}):
+                    status, _, text = server.request("/tokenize", {"messages": user("x"), **fields})
+                    if end is None:
+                        self.assertEqual(status, 400)
+                        continue
+                    _, _, text = server.request("/detokenize", {"tokens": json.loads(text)["tokens"]})
+                    self.assertTrue(json.loads(text)["prompt"].endswith(end), text)
+                for wrong in (5, {"enable_thinking": "no"}, {"other": True}):
+                    self.assertEqual(server.request("/v1/chat/completions", {"messages": user("x"), "chat_template_kwargs": wrong})[0], 400)
 
 
 if __name__ == "__main__":
