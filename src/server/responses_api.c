@@ -124,7 +124,7 @@ static void open_item(const struct nib_choice *choice, enum nib_delta_kind kind)
         const struct nib_called *call = &choice->calls[choice->n_calls - 1];
         r->open = json_pack("{s:s, s:s, s:s, s:s, s:s%, s:s}", "type", "function_call", "id",
                             nib_make_id("fc_").text, "status", "in_progress", "call_id", call->id.text, "name",
-                            call->name.data, (int)call->name.size, "arguments", "");
+                            call->name.data, call->name.size, "arguments", "");
     }
     json_int_t index = (json_int_t)json_array_size(r->output);
     send(g, "response.output_item.added",
