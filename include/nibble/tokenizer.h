@@ -43,7 +43,7 @@ const struct nib_tokenizer_preset *nib_tokenizer_preset_find(const char *name);
 
 // Opens `path`: a tokenizer.json, a rank file (*.tiktoken, tiktoken.model), or a folder, which is searched for
 // tokenizer.json, then for one *.tiktoken, then for tiktoken.model. A rank file's pattern and specials come from `preset`,
-// or without one from its name: *.tiktoken is o200k_harmony; tiktoken.model is kimi_k2, whose specials a
+// or without one from its name: o200k*.tiktoken is o200k_harmony; tiktoken.model is kimi_k2, whose specials a
 // tokenizer_config.json beside it names. A tokenizer.json needs no preset. NIB_ERR_UNSUPPORTED names whatever in a tokenizer.json is not byte-level BPE (another model type, a
 // normalizer, another pre-tokenizer, regex syntax outside the common ground). The caller closes *tokenizer.
 nib_status nib_tokenizer_open(struct nib_tokenizer **tokenizer, const char *path,

@@ -9,26 +9,12 @@ enum { BETWEEN, ROLE, REPLY, THINK, TEXT, CALL };
 
 enum { ROLE_BYTES = 64 }; // a longer role is none
 
-static bool is_space(char byte)
-{
-    return byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t';
-}
-
 static bool is_all_space(struct nib_text text)
 {
     for (size_t i = 0; i < text.size; i++)
-        if (!is_space(text.bytes[i]))
+        if (!nib_is_space(text.bytes[i]))
             return false;
     return true;
-}
-
-static struct nib_text trimmed(struct nib_text text)
-{
-    for (; text.size && is_space(*text.bytes); text.size--)
-        text.bytes++;
-    while (text.size && is_space(text.bytes[text.size - 1]))
-        text.size--;
-    return text;
 }
 
 static const struct nib_turn_grammar *grammar_of(const struct nib_chat_parser *parser)
@@ -181,7 +167,7 @@ static void push_to_role(struct nib_chat_parser *parser, struct nib_text bytes)
     const char *line_end = by_line ? memchr(bytes.bytes, '\n', bytes.size) : NULL;
     size_t size = line_end ? (size_t)(line_end - bytes.bytes) : bytes.size;
     nib_parser_put_header(parser, (struct nib_text){bytes.bytes, size});
-    struct nib_text name = trimmed(nib_writer_text(&parser->header));
+    struct nib_text name = nib_text_trimmed(nib_writer_text(&parser->header));
     if (!line_end) {
         if (name.size > ROLE_BYTES)
             header_to_text(parser);
@@ -356,8 +342,9 @@ static bool push_head_end(struct nib_chat_parser *parser, int32_t token)
     if (parser->state != ROLE)
         return false;
     if (parser->open.role == NIB_ROLE_SYSTEM) // in whose name tools speak, too
-        parser->open.role =
-            role_of(trimmed(nib_writer_text(&parser->header))) == NIB_ROLE_TOOL ? NIB_ROLE_TOOL : NIB_ROLE_SYSTEM;
+        parser->open.role = role_of(nib_text_trimmed(nib_writer_text(&parser->header))) == NIB_ROLE_TOOL
+                                ? NIB_ROLE_TOOL
+                                : NIB_ROLE_SYSTEM;
     mark_header(parser, token);
     end_head(parser);
     return true;

@@ -207,15 +207,6 @@ static nib_status put_reply(const struct nib_chat *chat, const struct nib_conver
 
 // ---- parsing
 
-static struct nib_text trimmed(struct nib_text text)
-{
-    for (; text.size && strchr(" \t\r\n", *text.bytes) && *text.bytes; text.size--)
-        text.bytes++;
-    while (text.size && strchr(" \t\r\n", text.bytes[text.size - 1]) && text.bytes[text.size - 1])
-        text.size--;
-    return text;
-}
-
 // NAME\n```json\n{…}\n```: the name, and the arguments inside the fence. False if there is no fence.
 static bool split_fenced(struct nib_text text, struct nib_text *name, struct nib_text *arguments)
 {
@@ -227,8 +218,8 @@ static bool split_fenced(struct nib_text text, struct nib_text *name, struct nib
     const char *line = memchr(open, '\n', (size_t)(text.bytes + text.size - open));
     if (!line || line > text.bytes + text.size - 3)
         return false;
-    *name = trimmed((struct nib_text){text.bytes, (size_t)(open - text.bytes)});
-    *arguments = trimmed((struct nib_text){line, (size_t)(text.bytes + text.size - 3 - line)});
+    *name = nib_text_trimmed((struct nib_text){text.bytes, (size_t)(open - text.bytes)});
+    *arguments = nib_text_trimmed((struct nib_text){line, (size_t)(text.bytes + text.size - 3 - line)});
     return true;
 }
 
@@ -244,9 +235,9 @@ static bool read_calls(struct nib_chat_parser *parser)
         return false;
     size_t at = marks->items[i].at;
     struct nib_text before = {header.bytes, at}, behind = {header.bytes + at, header.size - at};
-    if (!split_fenced(trimmed(behind), &name, &arguments)) {
-        name = trimmed(before);
-        arguments = trimmed(behind);
+    if (!split_fenced(nib_text_trimmed(behind), &name, &arguments)) {
+        name = nib_text_trimmed(before);
+        arguments = nib_text_trimmed(behind);
     }
     if (name.size == 0)
         return false;

@@ -29,11 +29,6 @@ static struct walk walk_header(const struct nib_chat_parser *parser)
                          .first = true};
 }
 
-static bool is_space(char byte)
-{
-    return byte == ' ' || byte == '\t' || byte == '\n' || byte == '\r';
-}
-
 // Passes the marks that stand at the walk's place.
 static void pass_marks(struct walk *walk)
 {
@@ -54,7 +49,7 @@ static void pass_marks(struct walk *walk)
 static bool next_word(struct walk *walk, struct word *word)
 {
     pass_marks(walk);
-    while (walk->at < walk->header.size && is_space(walk->header.bytes[walk->at])) {
+    while (walk->at < walk->header.size && nib_is_space(walk->header.bytes[walk->at])) {
         walk->at++;
         pass_marks(walk);
     }
@@ -62,7 +57,7 @@ static bool next_word(struct walk *walk, struct word *word)
         return false;
     size_t end = walk->mark < walk->mark_count ? walk->marks[walk->mark].at : walk->header.size;
     size_t from = walk->at;
-    while (walk->at < end && !is_space(walk->header.bytes[walk->at]))
+    while (walk->at < end && !nib_is_space(walk->header.bytes[walk->at]))
         walk->at++;
     *word = (struct word){{walk->header.bytes + from, walk->at - from}, walk->section, walk->first};
     walk->first = false;

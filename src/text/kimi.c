@@ -1,6 +1,7 @@
 // Kimi-K2: turns between <|im_user|> or <|im_assistant|> or <|im_system|> and <|im_end|>, calls in a section of their own
 // with ids functions.NAME:NUMBER, reasoning in <think> where the vocabulary has it (K2-Thinking and later).
-// https://github.com/MoonshotAI/Kimi-K2 (docs/tool_call_guidance.md) and the chat template beside the models.
+// https://github.com/MoonshotAI/Kimi-K2 (docs/tool_call_guidance.md) and the chat template beside the models. Tools are told
+// as JSON; K2.5 and later know a form like TypeScript, too, which their template prefers.
 #include <stdio.h>
 
 #include "base/error.h"
@@ -214,19 +215,10 @@ static nib_status put_reply(const struct nib_chat *chat, const struct nib_conver
 
 // ---- parsing
 
-static bool is_space(char byte)
-{
-    return byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t';
-}
-
 // functions.NAME:NUMBER; anything else is the tool's name as it stands.
 static void read_name(struct nib_chat_parser *parser)
 {
-    struct nib_text id = nib_writer_text(&parser->header);
-    for (; id.size && is_space(*id.bytes); id.size--)
-        id.bytes++;
-    while (id.size && is_space(id.bytes[id.size - 1]))
-        id.size--;
+    struct nib_text id = nib_text_trimmed(nib_writer_text(&parser->header));
     size_t name = numbered(id);
     parser->open.recipient = nib_turn_recipient(parser, (struct nib_text){id.bytes, name ? name : id.size});
     if (!name)

@@ -127,7 +127,8 @@ static nib_status kimi_preset(const char *file, struct nib_tokenizer_preset *pre
     strcpy(config + folder, "tokenizer_config.json");
     nib_status status = nib_path_exists(config) ? nib_map_open(&map, config, err) : NIB_OK;
     if (status == NIB_OK && map.data)
-        status = nib_tokenizer_read_specials((const char *)map.data, (size_t)map.size, config, specials, &count, err);
+        status =
+            nib_tokenizer_read_specials((const char *)map.data, (size_t)map.size, config, specials, &count, err);
     if (*specials) {
         preset->specials = *specials;
         preset->special_count = count;
@@ -143,6 +144,8 @@ static nib_status choose_preset(const char *file, struct nib_tokenizer_preset *p
 {
     if (strcmp(nib_path_base(file), "tiktoken.model") == 0)
         return kimi_preset(file, preset, specials, err);
+    if (strncmp(nib_path_base(file), "o200k", 5) != 0)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "%s: a rank file has no split pattern, it needs a preset", file);
     *preset = *nib_tokenizer_preset_find("o200k_harmony");
     return NIB_OK;
 }

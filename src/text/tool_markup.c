@@ -1,6 +1,5 @@
 #include "text/tool_markup.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <strings.h>
 
@@ -72,15 +71,6 @@ static bool is_word(struct nib_text text, const char *word)
     return text.size == strlen(word) && strncasecmp(text.bytes, word, text.size) == 0;
 }
 
-static struct nib_text trimmed(struct nib_text text)
-{
-    for (; text.size && isspace((unsigned char)*text.bytes); text.size--)
-        text.bytes++;
-    while (text.size && isspace((unsigned char)text.bytes[text.size - 1]))
-        text.size--;
-    return text;
-}
-
 // False if the bytes are no UTF-8.
 static bool write_string(struct nib_writer *out, struct nib_text text)
 {
@@ -96,7 +86,7 @@ static bool write_string(struct nib_writer *out, struct nib_text text)
 // As JSON of one of `types`, in the words of the text where it is that already; a string when it can be nothing else.
 static bool write_value_of(struct nib_writer *out, struct nib_text text, unsigned types)
 {
-    struct nib_text word = trimmed(text);
+    struct nib_text word = nib_text_trimmed(text);
     const char *constant = (types & NULLS) && is_word(word, "null")       ? "null"
                            : (types & BOOLEANS) && is_word(word, "true")  ? "true"
                            : (types & BOOLEANS) && is_word(word, "false") ? "false"
@@ -135,7 +125,7 @@ static void skip(struct nib_text *text, size_t count)
 
 static void skip_space(struct nib_text *text)
 {
-    while (text->size && strchr(" \t\r\n", *text->bytes) && *text->bytes)
+    while (text->size && nib_is_space(*text->bytes))
         skip(text, 1);
 }
 

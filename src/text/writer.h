@@ -32,6 +32,21 @@ static inline struct nib_text nib_writer_text(const struct nib_writer *writer)
     return (struct nib_text){writer->buffer.data, writer->buffer.size};
 }
 
+static inline bool nib_is_space(char byte)
+{
+    return byte == ' ' || byte == '\n' || byte == '\r' || byte == '\t';
+}
+
+// Without the white space at both ends.
+static inline struct nib_text nib_text_trimmed(struct nib_text text)
+{
+    for (; text.size && nib_is_space(*text.bytes); text.size--)
+        text.bytes++;
+    while (text.size && nib_is_space(text.bytes[text.size - 1]))
+        text.size--;
+    return text;
+}
+
 // Grows an array of `item_size` bytes an item to hold `count + 1`; false when memory is out.
 bool nib_grow(void **items, size_t *capacity, size_t count, size_t item_size);
 

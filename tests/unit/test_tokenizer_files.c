@@ -317,6 +317,7 @@ static void folders_are_searched(void **state)
     write_file(folder, "x.tiktoken", more_ranks);
     assert_int_equal(open_path(folder, &preset, &size), NIB_OK);
     assert_int_equal(size, 258);
+    assert_int_equal(open_path(folder, NULL, &size), NIB_ERR_ARGUMENT); // whose ranks these are
     write_file(folder, "y.tiktoken", more_ranks);
     assert_int_equal(open_path(folder, &preset, &size), NIB_ERR_ARGUMENT);
     write_file(folder, "tokenizer.json", "{" GOOD_MODEL PRE "}");
