@@ -277,7 +277,7 @@ static bool read_include(struct nib_generation *g, const struct nib_fields *fiel
         return false;
     for (size_t i = 0; i < json_array_size(include); i++) {
         const char *name = json_string_value(json_array_get(include, i));
-        char place[24];
+        char place[40];
         snprintf(place, sizeof place, "include[%zu]", i);
         if (!name)
             return nib_field_fail(fields, place, "invalid_type", "'%s' must be a string.", place);
