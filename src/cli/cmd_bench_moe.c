@@ -310,30 +310,60 @@ static int run_bench(struct bench *b, const int64_t *tokens, int n, const char *
 
 static void print_cuda_row(const struct moe_cuda_cell *c)
 {
-    printf("%6lld  %7.1f  %8.1f  %7.0f  %8.1f  %6.2f\n", (long long)c->tokens, c->distinct_experts, c->us_median,
-           c->gb_per_s, c->read_us, c->times_read);
+    printf("%6lld  %7.1f  %8.1f  %7.0f  %8.1f  %6.2f  %7.1f  %6.2f", (long long)c->tokens, c->distinct_experts,
+           c->us_median, c->gb_per_s, c->read_us, c->times_read, c->tflops, c->share_of_gemm);
+    if (isfinite(c->unpack_ratio))
+        printf("  %9.1f    %6.2f\n", c->unpack_us, c->unpack_ratio);
+    else
+        printf("          -         -\n");
     fflush(stdout);
 }
 
 static void print_cuda_csv(const struct moe_cuda_cell *c)
 {
-    printf("%lld,%.1f,%.2f,%.1f,%.2f,%.3f\n", (long long)c->tokens, c->distinct_experts, c->us_median, c->gb_per_s,
-           c->read_us, c->times_read);
+    printf("%lld,%.1f,%.2f,%.1f,%.2f,%.3f,%.1f,%.3f,%.1f,%.2f\n", (long long)c->tokens, c->distinct_experts,
+           c->us_median, c->gb_per_s, c->read_us, c->times_read, c->tflops, c->share_of_gemm, c->unpack_us,
+           c->unpack_ratio);
 }
 
-static int run_cuda_bench(const struct bench *b, const int64_t *tokens, int n, bool csv)
+static nib_status plot_cuda_cells(const struct moe_cuda_bench *b, const struct moe_cuda_cell *cells, int n,
+                                  const char *path, struct nib_error *err)
+{
+    double tokens[MAX_CELLS], rate[MAX_CELLS], read[MAX_CELLS], unpack[MAX_CELLS];
+    for (int i = 0; i < n; i++) {
+        tokens[i] = (double)cells[i].tokens;
+        rate[i] = cells[i].gb_per_s;
+        read[i] = cells[i].gb_per_s * cells[i].times_read;
+        unpack[i] = cells[i].gb_per_s / cells[i].unpack_ratio;
+    }
+    char title[200];
+    snprintf(title, sizeof title, "MoE layer %s, %lld experts, on the GPU", b->variant->name,
+             (long long)b->experts);
+    struct plot_line lines[] = {
+        {"streaming read", read, true}, {"nibble", rate, false}, {"unpack path", unpack, false}};
+    return plot_write(path, title, "tokens in the call", "packed GB/s", tokens, n, lines, b->with_unpack ? 3 : 2,
+                      err);
+}
+
+static int run_cuda_bench(const struct bench *b, const int64_t *tokens, int n, bool csv, const char *plot)
 {
     struct nib_error err;
+    struct moe_cuda_cell cells[MAX_CELLS] = {0};
+    struct moe_cuda_bench bench = {b->variant, b->experts, (uint64_t)b->seed, b->all_on_one, b->with_unpack};
+    for (int i = 0; i < n; i++)
+        cells[i].tokens = tokens[i];
     if (csv)
-        printf("tokens,distinct_experts,us_median,gb_per_s,read_us,times_read\n");
+        printf("tokens,distinct_experts,us_median,gb_per_s,read_us,times_read,tflops,share_of_gemm,unpack_us,"
+               "unpack_ratio\n");
     else
         printf("%s on cuda: %lld experts, K %lld, I %lld, top-%lld, %s routing\n"
-               "tokens  experts        us     GB/s   read us  x read\n",
+               "tokens  experts        us     GB/s   read us  x read  TFLOP/s  x gemm  unpack us  x unpack\n",
                b->variant->name, (long long)b->experts, (long long)b->variant->hidden,
                (long long)b->variant->intermediate, (long long)b->variant->top_k,
                b->all_on_one ? "all-on-one" : "random");
-    nib_status status = moe_cuda_bench(b->variant, b->experts, (uint64_t)b->seed, b->all_on_one, tokens, n,
-                                       csv ? print_cuda_csv : print_cuda_row, &err);
+    nib_status status = moe_cuda_bench(&bench, cells, n, csv ? print_cuda_csv : print_cuda_row, &err);
+    if (!status && plot)
+        status = plot_cuda_cells(&bench, cells, n, plot, &err);
     return status ? report_error(&err) : 0;
 }
 
@@ -348,8 +378,7 @@ int cmd_bench_moe(int argc, char **argv)
         {"--experts", NIB_OPTION_INT, &bench.experts, "E", "experts in the layer (0: as the variant says)", 0,
          4096},
         {"--tokens", NIB_OPTION_STRING, &list, "LIST", "tokens in a call, one row of the table each", 0, 0},
-        {"--device", NIB_OPTION_CHOICE, &device, "cpu|cuda",
-         "where it runs; on cuda there is neither --json nor --plot, nor the unpack path", 0, 0},
+        {"--device", NIB_OPTION_CHOICE, &device, "cpu|cuda", "where it runs; on cuda there is no --json", 0, 0},
         {"--threads", NIB_OPTION_INT, &bench.threads, "N", "threads", 1, 1024},
         {"--all-on-one", NIB_OPTION_FLAG, &bench.all_on_one, NULL, "every token goes to the same experts", 0, 0},
         {"--tier", NIB_OPTION_STRING, &bench.kernel, "NAME", "kernel to run (default: the best)", 0, 0},
@@ -389,13 +418,13 @@ int cmd_bench_moe(int argc, char **argv)
                 (long long)bench.variant->top_k, (long long)bench.experts);
         return 2;
     }
-    if (strcmp(device, "cuda") == 0 && (json || plot)) {
+    bench.with_unpack = !no_unpack;
+    if (strcmp(device, "cuda") == 0 && json) {
         fprintf(stderr, "nibble bench moe: --device cuda prints a table or --csv\n");
         return 2;
     }
     if (strcmp(device, "cuda") == 0)
-        return run_cuda_bench(&bench, tokens, n, csv);
-    bench.with_unpack = !no_unpack;
+        return run_cuda_bench(&bench, tokens, n, csv, plot);
     int code = run_bench(&bench, tokens, n, json ? "json" : csv ? "csv" : "table", plot);
     free_bench(&bench);
     return code;

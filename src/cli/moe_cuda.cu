@@ -1,10 +1,12 @@
 #include "cli/moe_cuda.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <cuda_runtime.h>
 #include <vector>
 
+#include "cli/moe_unpack_cuda.cuh"
 #include "nibble/moe_cuda.h"
 extern "C" {
 #include "base/error.h"
@@ -93,6 +95,7 @@ nib_expert copy_expert(device_memory *memory, const nib_moe_weights &w, const ni
 struct device_layer {
     device_memory memory;
     nib_moe_cuda_plan *plan = nullptr;
+    std::vector<nib_expert> experts; // device pointers
 
     ~device_layer()
     {
@@ -100,7 +103,6 @@ struct device_layer {
     }
     nib_status create(const nib_moe_weights &host, const nib_activation &activation, struct nib_error *err)
     {
-        std::vector<nib_expert> experts;
         for (int64_t i = 0; i < host.n_experts; i++)
             experts.push_back(copy_expert(&memory, host, host.experts[i]));
         if (memory.error != cudaSuccess)
@@ -173,12 +175,100 @@ struct bench {
     const moe_variant *variant;
     int64_t experts;
     uint64_t random;
-    bool all_on_one;
+    bool all_on_one, with_unpack;
+    nib_cuda_gemm *gemm; // null without cuBLASLt
+    double gemm_tflops;
     device_layer layers[n_layers];
     uint4 *stream_data[n_layers];
     size_t stream_bytes; // of each
     cudaStream_t stream;
 };
+
+// The rate of a large bf16 product on random numbers.
+cudaError_t measure_gemm(bench *b)
+{
+    constexpr int64_t n = 8192;
+    std::vector<uint16_t> values(n * n);
+    moe_random_x(&b->random, 1, n * n, values.data());
+    device_memory memory;
+    nib_cuda_gemm_call product = {};
+    product.x = reinterpret_cast<const uint16_t *>(memory.copy(values.data(), values.size() * 2));
+    moe_random_x(&b->random, 1, n * n, values.data());
+    product.weight = reinterpret_cast<const uint16_t *>(memory.copy(values.data(), values.size() * 2));
+    product.y = static_cast<float *>(memory.take(n * n * sizeof(float)));
+    product.y_pitch = product.rows = product.cols = product.out = n;
+    cudaError_t error = memory.error;
+    double us = 0;
+    if (error == cudaSuccess)
+        error = nib_cuda_gemm_run(b->gemm, b->stream, &product); // picks the algorithm, which a capture cannot
+    if (error == cudaSuccess)
+        error = time_replays(b->stream, &us, [&](int) { nib_cuda_gemm_run(b->gemm, b->stream, &product); });
+    b->gemm_tflops = 2.0 * n * n * n / us * 1e-6;
+    return error;
+}
+
+// The same calls on the unpack path.
+cudaError_t time_unpack(bench *b, const nib_moe_call &call, const std::vector<int32_t> &ids, double *us)
+{
+    const moe_variant &v = *b->variant;
+    int64_t routes = call.tokens * call.top_k;
+    size_t k = static_cast<size_t>(v.hidden), n = static_cast<size_t>(v.intermediate),
+           r = static_cast<size_t>(routes);
+    std::vector<unpack_routes> sorted;
+    std::vector<unpack_call> calls;
+    device_memory memory;
+    size_t touched = 0;
+    for (int i = 0; i < n_calls; i++) {
+        sorted.push_back(sort_unpack_routes(ids.data() + i * routes, routes, b->experts));
+        touched = std::max(touched, sorted.back().experts.size());
+    }
+    unpack_call base = {};
+    base.hidden = v.hidden;
+    base.intermediate = v.intermediate;
+    base.gate_up_row_stride = v.interleaved ? 2 : 1;
+    base.top_k = call.top_k;
+    base.tokens = call.tokens;
+    base.activation = v.activation;
+    base.biased = v.biased;
+    base.x = static_cast<const uint16_t *>(call.x);
+    base.y = static_cast<uint16_t *>(call.y);
+    base.w13 = static_cast<uint16_t *>(memory.take(touched * 2 * n * k * 2));
+    base.w2 = static_cast<uint16_t *>(memory.take(touched * n * k * 2));
+    base.gathered = static_cast<uint16_t *>(memory.take(r * k * 2));
+    base.h = static_cast<uint16_t *>(memory.take(r * n * 2));
+    base.gate_up = static_cast<float *>(memory.take(r * 2 * n * 4));
+    base.out = static_cast<float *>(memory.take(r * k * 4));
+    for (int i = 0; i < n_calls; i++) {
+        const unpack_routes &s = sorted[static_cast<size_t>(i)];
+        std::vector<nib_expert> experts;
+        for (int expert : s.experts)
+            experts.push_back(b->layers[i % n_layers].experts[static_cast<size_t>(expert)]);
+        auto indices = [&](const std::vector<int32_t> &host) {
+            return reinterpret_cast<const int32_t *>(memory.copy(host.data(), host.size() * sizeof(int32_t)));
+        };
+        unpack_call own = base;
+        own.experts =
+            reinterpret_cast<const nib_expert *>(memory.copy(experts.data(), experts.size() * sizeof(nib_expert)));
+        own.order = indices(s.order);
+        own.place = indices(s.place);
+        own.expert_of = indices(s.expert_of);
+        own.weights = call.routing_weights + i * routes;
+        calls.push_back(own);
+    }
+    cudaError_t error = memory.error;
+    auto run = [&](size_t i) {
+        if (error == cudaSuccess)
+            error = run_unpack(b->gemm, sorted[i], calls[i], b->stream);
+    };
+    for (size_t i = 0; i < n_calls; i++)
+        run(i); // picks the algorithms
+    if (error == cudaSuccess)
+        error = cudaStreamSynchronize(b->stream);
+    if (error != cudaSuccess)
+        return error;
+    cudaError_t timing = time_replays(b->stream, us, [&](int i) { run(static_cast<size_t>(i)); });
+    return error == cudaSuccess ? timing : error;
+}
 
 // Twelve calls with routes of their own, over the layers in turn.
 nib_status run_cell(bench *b, moe_cuda_cell *cell, struct nib_error *err)
@@ -240,7 +330,16 @@ nib_status run_cell(bench *b, moe_cuda_cell *cell, struct nib_error *err)
     cell->read_us *= bytes / read;
     cell->gb_per_s = bytes / cell->us_median * 1e-3;
     cell->times_read = cell->us_median / cell->read_us;
-    return NIB_OK;
+    cell->tflops = 6.0 * static_cast<double>(routes * v.hidden * v.intermediate) / cell->us_median * 1e-6;
+    cell->share_of_gemm = b->gemm ? cell->tflops / b->gemm_tflops : NAN;
+    cell->unpack_us = cell->unpack_ratio = NAN;
+    if (!b->gemm || !b->with_unpack)
+        return NIB_OK;
+    call.expert_ids = device_ids;
+    call.routing_weights = device_weights;
+    error = time_unpack(b, call, ids, &cell->unpack_us);
+    cell->unpack_ratio = cell->unpack_us / cell->us_median;
+    return error == cudaSuccess ? NIB_OK : fail_cuda(err, error, "the unpack path");
 }
 
 nib_status make_layers(bench *b, uint64_t seed, device_memory *memory, struct nib_error *err)
@@ -259,6 +358,12 @@ nib_status make_layers(bench *b, uint64_t seed, device_memory *memory, struct ni
             return status;
     }
     cudaError_t error = memory->error == cudaSuccess ? cudaStreamCreate(&b->stream) : memory->error;
+    const char *why;
+    nib_status status = error == cudaSuccess ? nib_cuda_gemm_create(&b->gemm, &why, err) : NIB_OK;
+    if (status != NIB_OK)
+        return status;
+    if (b->gemm)
+        error = measure_gemm(b);
     return error == cudaSuccess ? NIB_OK : fail_cuda(err, error, "making layers");
 }
 
@@ -294,20 +399,23 @@ nib_status moe_cuda_run(const struct nib_moe_weights *weights, const struct nib_
     return error == cudaSuccess ? NIB_OK : fail_cuda(err, error, "the MoE kernel");
 }
 
-nib_status moe_cuda_bench(const struct moe_variant *variant, int64_t experts, uint64_t seed, bool all_on_one,
-                          const int64_t *tokens, int n, void (*report)(const struct moe_cuda_cell *cell),
-                          struct nib_error *err)
+nib_status moe_cuda_bench(const struct moe_cuda_bench *wanted, struct moe_cuda_cell *cells, int n,
+                          void (*report)(const struct moe_cuda_cell *cell), struct nib_error *err)
 {
     device_memory memory;
-    bench b = {variant, experts, seed, all_on_one, {}, {}, 0, nullptr};
-    nib_status status = make_layers(&b, seed, &memory, err);
+    bench b = {};
+    b.variant = wanted->variant;
+    b.experts = wanted->experts;
+    b.random = wanted->seed;
+    b.all_on_one = wanted->all_on_one;
+    b.with_unpack = wanted->with_unpack;
+    nib_status status = make_layers(&b, wanted->seed, &memory, err);
     for (int i = 0; status == NIB_OK && i < n; i++) {
-        moe_cuda_cell cell = {};
-        cell.tokens = tokens[i];
-        status = run_cell(&b, &cell, err);
+        status = run_cell(&b, &cells[i], err);
         if (status == NIB_OK)
-            report(&cell);
+            report(&cells[i]);
     }
+    nib_cuda_gemm_free(b.gemm);
     if (b.stream)
         cudaStreamDestroy(b.stream);
     return status;

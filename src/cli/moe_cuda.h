@@ -12,16 +12,25 @@ extern "C" {
 nib_status moe_cuda_run(const struct nib_moe_weights *weights, const struct nib_activation *activation,
                         const struct nib_moe_call *call, float *y, struct nib_error *err);
 
-// One row of the benchmark: medians of graph replays, and a streaming read of as many bytes in the same run.
+// One row of the benchmark: medians of graph replays, all in the same run. What was not measured is NAN.
 struct moe_cuda_cell {
     int64_t tokens;
-    double distinct_experts, us_median, gb_per_s, read_us, times_read;
+    double distinct_experts, us_median, gb_per_s; // of packed bytes touched
+    double read_us, times_read;                   // a streaming read of as many bytes, and the ratio to it
+    double tflops, share_of_gemm;                 // of the rate that a bf16 product of 8192 x 8192 x 8192 reaches
+    double unpack_us, unpack_ratio;               // touched experts widened to bf16, then cuBLASLt
 };
 
-// Fills one cell for each of tokens[n], handing each to `report` when it is done.
-nib_status moe_cuda_bench(const struct moe_variant *variant, int64_t experts, uint64_t seed, bool all_on_one,
-                          const int64_t *tokens, int n, void (*report)(const struct moe_cuda_cell *cell),
-                          struct nib_error *err);
+struct moe_cuda_bench {
+    const struct moe_variant *variant;
+    int64_t experts;
+    uint64_t seed;
+    bool all_on_one, with_unpack;
+};
+
+// Fills cells[n], whose tokens are set, handing each to `report` when it is done.
+nib_status moe_cuda_bench(const struct moe_cuda_bench *bench, struct moe_cuda_cell *cells, int n,
+                          void (*report)(const struct moe_cuda_cell *cell), struct nib_error *err);
 
 #ifdef __cplusplus
 }

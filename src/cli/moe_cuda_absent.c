@@ -16,10 +16,9 @@ nib_status moe_cuda_run(const struct nib_moe_weights *weights, const struct nib_
     return refuse(err);
 }
 
-nib_status moe_cuda_bench(const struct moe_variant *variant, int64_t experts, uint64_t seed, bool all_on_one,
-                          const int64_t *tokens, int n, void (*report)(const struct moe_cuda_cell *cell),
-                          struct nib_error *err)
+nib_status moe_cuda_bench(const struct moe_cuda_bench *bench, struct moe_cuda_cell *cells, int n,
+                          void (*report)(const struct moe_cuda_cell *cell), struct nib_error *err)
 {
-    (void)variant, (void)experts, (void)seed, (void)all_on_one, (void)tokens, (void)n, (void)report;
+    (void)bench, (void)cells, (void)n, (void)report;
     return refuse(err);
 }

@@ -84,21 +84,23 @@ __device__ __forceinline__ void copy_activations(const nib_moe_prefill &args, co
     }
 }
 
-// This lane's two rows of a tile and, of each, the next block of this lane's.
+// This lane's two rows of a tile, and one block of each.
 struct row_pair {
     const uint8_t *packed[2], *scales[2];
+};
+
+struct block_pair {
     uint4 words[2];
     uint32_t codes[2];
 };
 
-__device__ __forceinline__ void load_blocks(row_pair &rows, int block, int blocks)
+__device__ __forceinline__ void load_blocks(const row_pair &rows, int block, int blocks, block_pair &to)
 {
+    bool here = block < blocks;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        bool here = block < blocks;
-        rows.words[i] =
-            here ? __ldcs(reinterpret_cast<const uint4 *>(rows.packed[i]) + block) : make_uint4(0, 0, 0, 0);
-        rows.codes[i] = here ? rows.scales[i][block] : 0;
+        to.words[i] = here ? load_once_u4(rows.packed[i] + block * 16) : make_uint4(0, 0, 0, 0);
+        to.codes[i] = here ? rows.scales[i][block] : 0;
     }
 }
 
@@ -213,19 +215,26 @@ __device__ __forceinline__ void multiply_rows(const nib_moe_prefill &args, const
         rows.packed[i] = from.packed + own * from.packed_step;
         rows.scales[i] = from.scales + own * from.scale_step;
     }
+    block_pair next[2]; // two groups of 128 columns are under way: with few routes a tile is all loads
+    for (int i = 0; i < 2; i++)
+        load_blocks(rows, i * 4 + lane % 4, p.blocks, next[i]);
     float sum[N / 8][4] = {};
-    load_blocks(rows, lane % 4, p.blocks);
     int groups = column_groups(p);
 #pragma unroll 1
-    for (int q = 0; q < groups; q++) {
-        const uint4 words[2] = {rows.words[0], rows.words[1]};
-        const uint32_t factor[2] = {scale_factor(rows.codes[0]), scale_factor(rows.codes[1])};
-        load_blocks(rows, (q + 1) * 4 + lane % 4, q + 1 < groups ? p.blocks : 0);
-        barrier_wait(ring.full + 8 * ring.at, ring.phase);
-        multiply_group<N>(sum, words, factor, ring.stages + ring.at * gemm_stage_bytes);
-        if (lane == 0)
-            barrier_arrive(ring.empty + 8 * ring.at);
-        advance(ring);
+    for (int group = 0; group < groups; group += 2) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (group + i == groups)
+                break;
+            const block_pair now = next[i];
+            const uint32_t factor[2] = {scale_factor(now.codes[0]), scale_factor(now.codes[1])};
+            load_blocks(rows, (group + i + 2) * 4 + lane % 4, p.blocks, next[i]);
+            barrier_wait(ring.full + 8 * ring.at, ring.phase);
+            multiply_group<N>(sum, now.words, factor, ring.stages + ring.at * gemm_stage_bytes);
+            if (lane == 0)
+                barrier_arrive(ring.empty + 8 * ring.at);
+            advance(ring);
+        }
     }
     if constexpr (which == 0)
         finish_h<N>(args, expert, tile, sum, row, lane);

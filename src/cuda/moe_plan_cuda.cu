@@ -367,9 +367,9 @@ extern "C" nib_status nib_moe_cuda_plan_create(const struct nib_moe_weights *wei
         nib_moe_cuda_plan_free(made);
         return status;
     }
-    snprintf(made->reason, sizeof made->reason,
-             "packed rows streamed once per touched expert, %d columns in %d slices",
-             made->args.product[0].columns, made->args.product[0].k_slices);
+    snprintf(made->reason, sizeof made->reason, "packed rows streamed once per touched expert; %s",
+             made->prefill ? "wgmma above 64 tokens"
+                           : "no many-token path for these scales or this intermediate size");
     *plan = made;
     return NIB_OK;
 }

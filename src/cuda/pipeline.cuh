@@ -70,6 +70,16 @@ __device__ __forceinline__ void bulk_copy(uint32_t target, const void *source, u
         : "memory");
 }
 
+// Data that is read once, by 64 bytes of a row at a time: the L2 fetches the rest of 256 with them.
+__device__ __forceinline__ uint4 load_once_u4(const void *address)
+{
+    uint4 value;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(address));
+    return value;
+}
+
 // Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(uint32_t (&values)[4], uint32_t address)
 {
