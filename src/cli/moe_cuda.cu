@@ -207,80 +207,99 @@ cudaError_t measure_gemm(bench *b)
     return error;
 }
 
-// The same calls on the unpack path.
+// What the unpack path needs whatever the routes, for at most `touched` experts of a call.
+unpack_call make_unpack(const moe_variant &v, const nib_moe_call &call, size_t touched, device_memory *memory)
+{
+    size_t k = static_cast<size_t>(v.hidden), n = static_cast<size_t>(v.intermediate);
+    size_t routes = static_cast<size_t>(call.tokens * call.top_k);
+    unpack_call c = {};
+    c.hidden = v.hidden;
+    c.intermediate = v.intermediate;
+    c.gate_up_row_stride = v.interleaved ? 2 : 1;
+    c.top_k = call.top_k;
+    c.tokens = call.tokens;
+    c.activation = v.activation;
+    c.biased = v.biased;
+    c.x = static_cast<const uint16_t *>(call.x);
+    c.y = static_cast<uint16_t *>(call.y);
+    c.w13 = static_cast<uint16_t *>(memory->take(touched * 2 * n * k * 2));
+    c.w2 = static_cast<uint16_t *>(memory->take(touched * n * k * 2));
+    c.gathered = static_cast<uint16_t *>(memory->take(routes * k * 2));
+    c.h = static_cast<uint16_t *>(memory->take(routes * n * 2));
+    c.gate_up = static_cast<float *>(memory->take(routes * 2 * n * 4));
+    c.out = static_cast<float *>(memory->take(routes * k * 4));
+    return c;
+}
+
+void add_routes(unpack_call *c, const unpack_routes &routes, const device_layer &layer, const float *weights,
+                device_memory *memory)
+{
+    std::vector<nib_expert> experts;
+    for (int expert : routes.experts)
+        experts.push_back(layer.experts[static_cast<size_t>(expert)]);
+    auto indices = [&](const std::vector<int32_t> &host) {
+        return reinterpret_cast<const int32_t *>(memory->copy(host.data(), host.size() * sizeof(int32_t)));
+    };
+    c->experts =
+        reinterpret_cast<const nib_expert *>(memory->copy(experts.data(), experts.size() * sizeof(nib_expert)));
+    c->order = indices(routes.order);
+    c->place = indices(routes.place);
+    c->expert_of = indices(routes.expert_of);
+    c->weights = weights;
+}
+
+// The same calls on the unpack path; `call` has the first one's routing weights.
 cudaError_t time_unpack(bench *b, const nib_moe_call &call, const std::vector<int32_t> &ids, double *us)
 {
-    const moe_variant &v = *b->variant;
     int64_t routes = call.tokens * call.top_k;
-    size_t k = static_cast<size_t>(v.hidden), n = static_cast<size_t>(v.intermediate),
-           r = static_cast<size_t>(routes);
     std::vector<unpack_routes> sorted;
     std::vector<unpack_call> calls;
-    device_memory memory;
     size_t touched = 0;
     for (int i = 0; i < n_calls; i++) {
         sorted.push_back(sort_unpack_routes(ids.data() + i * routes, routes, b->experts));
         touched = std::max(touched, sorted.back().experts.size());
     }
-    unpack_call base = {};
-    base.hidden = v.hidden;
-    base.intermediate = v.intermediate;
-    base.gate_up_row_stride = v.interleaved ? 2 : 1;
-    base.top_k = call.top_k;
-    base.tokens = call.tokens;
-    base.activation = v.activation;
-    base.biased = v.biased;
-    base.x = static_cast<const uint16_t *>(call.x);
-    base.y = static_cast<uint16_t *>(call.y);
-    base.w13 = static_cast<uint16_t *>(memory.take(touched * 2 * n * k * 2));
-    base.w2 = static_cast<uint16_t *>(memory.take(touched * n * k * 2));
-    base.gathered = static_cast<uint16_t *>(memory.take(r * k * 2));
-    base.h = static_cast<uint16_t *>(memory.take(r * n * 2));
-    base.gate_up = static_cast<float *>(memory.take(r * 2 * n * 4));
-    base.out = static_cast<float *>(memory.take(r * k * 4));
+    device_memory memory;
+    unpack_call own = make_unpack(*b->variant, call, touched, &memory);
     for (int i = 0; i < n_calls; i++) {
-        const unpack_routes &s = sorted[static_cast<size_t>(i)];
-        std::vector<nib_expert> experts;
-        for (int expert : s.experts)
-            experts.push_back(b->layers[i % n_layers].experts[static_cast<size_t>(expert)]);
-        auto indices = [&](const std::vector<int32_t> &host) {
-            return reinterpret_cast<const int32_t *>(memory.copy(host.data(), host.size() * sizeof(int32_t)));
-        };
-        unpack_call own = base;
-        own.experts =
-            reinterpret_cast<const nib_expert *>(memory.copy(experts.data(), experts.size() * sizeof(nib_expert)));
-        own.order = indices(s.order);
-        own.place = indices(s.place);
-        own.expert_of = indices(s.expert_of);
-        own.weights = call.routing_weights + i * routes;
+        add_routes(&own, sorted[static_cast<size_t>(i)], b->layers[i % n_layers],
+                   call.routing_weights + i * routes, &memory);
         calls.push_back(own);
     }
     cudaError_t error = memory.error;
-    auto run = [&](size_t i) {
+    auto run = [&](int i) {
+        size_t at = static_cast<size_t>(i);
         if (error == cudaSuccess)
-            error = run_unpack(b->gemm, sorted[i], calls[i], b->stream);
+            error = run_unpack(b->gemm, sorted[at], calls[at], b->stream);
     };
-    for (size_t i = 0; i < n_calls; i++)
-        run(i); // picks the algorithms
+    for (int i = 0; i < n_calls; i++)
+        run(i); // picks the products' algorithms, which a capture cannot
     if (error == cudaSuccess)
         error = cudaStreamSynchronize(b->stream);
     if (error != cudaSuccess)
         return error;
-    cudaError_t timing = time_replays(b->stream, us, [&](int i) { run(static_cast<size_t>(i)); });
+    cudaError_t timing = time_replays(b->stream, us, run);
     return error == cudaSuccess ? timing : error;
 }
 
-// Twelve calls with routes of their own, over the layers in turn.
-nib_status run_cell(bench *b, moe_cuda_cell *cell, struct nib_error *err)
+// The inputs of twelve calls: x once, routes for each; and the calls, on the device.
+struct cell_inputs {
+    device_memory memory;
+    std::vector<int32_t> ids; /* [n_calls, routes] */
+    nib_moe_call call;        // the first; the others' routes follow it
+};
+
+// Adds the mean number of distinct experts of a call to the cell.
+nib_status draw_inputs(bench *b, moe_cuda_cell *cell, cell_inputs *in, struct nib_error *err)
 {
     const moe_variant &v = *b->variant;
     int64_t tokens = cell->tokens, routes = tokens * v.top_k, values = tokens * v.hidden;
     std::vector<uint16_t> x(static_cast<size_t>(values));
-    std::vector<int32_t> ids(static_cast<size_t>(n_calls * routes));
     std::vector<float> weights(static_cast<size_t>(n_calls * routes));
+    in->ids.resize(static_cast<size_t>(n_calls * routes));
     moe_random_x(&b->random, 1, values, x.data());
     for (int call = 0; call < n_calls; call++) {
-        int32_t *own = ids.data() + call * routes;
+        int32_t *own = in->ids.data() + call * routes;
         moe_random_routes(&b->random, tokens, v.top_k, b->experts, b->all_on_one, own,
                           weights.data() + call * routes);
         std::vector<bool> seen(static_cast<size_t>(b->experts));
@@ -288,58 +307,69 @@ nib_status run_cell(bench *b, moe_cuda_cell *cell, struct nib_error *err)
             seen[static_cast<size_t>(own[r])] = true;
         cell->distinct_experts += static_cast<double>(std::count(seen.begin(), seen.end(), true)) / n_calls;
     }
-    device_memory memory;
-    size_t scratch_bytes = nib_moe_cuda_scratch_bytes(b->layers[0].plan, tokens, v.top_k);
-    nib_moe_call call = {};
+    nib_moe_call &call = in->call;
+    device_memory &memory = in->memory;
+    call = {};
     call.tokens = tokens;
     call.top_k = v.top_k;
-    call.x_dtype = NIB_BF16;
+    call.x_dtype = call.y_dtype = NIB_BF16;
     call.x = memory.copy(x.data(), x.size() * 2);
-    call.y_dtype = NIB_BF16;
     call.y = memory.take(x.size() * 2);
-    call.scratch = memory.take(scratch_bytes);
-    call.scratch_bytes = scratch_bytes;
-    auto *device_ids = reinterpret_cast<const int32_t *>(memory.copy(ids.data(), ids.size() * 4));
-    auto *device_weights = reinterpret_cast<const float *>(memory.copy(weights.data(), weights.size() * 4));
-    auto *never = static_cast<uint32_t *>(memory.take(4));
+    call.expert_ids = reinterpret_cast<const int32_t *>(memory.copy(in->ids.data(), in->ids.size() * 4));
+    call.routing_weights = reinterpret_cast<const float *>(memory.copy(weights.data(), weights.size() * 4));
+    call.scratch_bytes = nib_moe_cuda_scratch_bytes(b->layers[0].plan, tokens, v.top_k);
+    call.scratch = memory.take(call.scratch_bytes);
     if (memory.error == cudaSuccess)
-        memory.error = cudaMemset(call.scratch, 0, scratch_bytes);
-    if (memory.error != cudaSuccess)
-        return fail_cuda(err, memory.error, "allocating a call");
+        memory.error = cudaMemset(call.scratch, 0, call.scratch_bytes);
+    return memory.error == cudaSuccess ? NIB_OK : fail_cuda(err, memory.error, "allocating a call");
+}
 
-    nib_status status = NIB_OK;
+// A streaming read of `bytes`, from one array; of more than it holds, all of it, and the time in proportion.
+cudaError_t time_read(bench *b, double bytes, double *us)
+{
+    device_memory memory;
+    auto *never = static_cast<uint32_t *>(memory.take(4));
+    if (memory.error != cudaSuccess)
+        return memory.error;
+    double read = std::min(bytes, static_cast<double>(b->stream_bytes));
+    cudaError_t error = time_replays(b->stream, us, [&](int i) {
+        read_stream<<<132 * 8, 256, 0, b->stream>>>(b->stream_data[i % n_layers], static_cast<size_t>(read / 16),
+                                                    never);
+    });
+    *us *= bytes / read;
+    return error;
+}
+
+// Twelve calls with routes of their own, over the layers in turn.
+nib_status run_cell(bench *b, moe_cuda_cell *cell, struct nib_error *err)
+{
+    cell_inputs in;
+    nib_status status = draw_inputs(b, cell, &in, err);
+    if (status != NIB_OK)
+        return status;
+    int64_t routes = in.call.tokens * in.call.top_k;
     cudaError_t error = time_replays(b->stream, &cell->us_median, [&](int i) {
-        nib_moe_call own = call;
-        own.expert_ids = device_ids + i * routes;
-        own.routing_weights = device_weights + i * routes;
+        nib_moe_call own = in.call;
+        own.expert_ids += i * routes;
+        own.routing_weights += i * routes;
         if (status == NIB_OK)
             status = nib_moe_cuda_run(b->layers[i % n_layers].plan, &own, b->stream, nullptr, err);
     });
     if (status != NIB_OK)
         return status;
-    // As many bytes from one array; of more than it holds, all of it, and the time in proportion.
-    double bytes = cell->distinct_experts * 3 * static_cast<double>(v.hidden * v.intermediate) * 17 / 32;
-    double read = std::min(bytes, static_cast<double>(b->stream_bytes));
+    double weights = 3 * static_cast<double>(b->variant->hidden * b->variant->intermediate);
+    double bytes = cell->distinct_experts * weights * 17 / 32;
     if (error == cudaSuccess)
-        error = time_replays(b->stream, &cell->read_us, [&](int i) {
-            read_stream<<<132 * 8, 256, 0, b->stream>>>(b->stream_data[i % n_layers],
-                                                        static_cast<size_t>(read / 16), never);
-        });
-    if (error != cudaSuccess)
-        return fail_cuda(err, error, "timing");
-    cell->read_us *= bytes / read;
+        error = time_read(b, bytes, &cell->read_us);
     cell->gb_per_s = bytes / cell->us_median * 1e-3;
     cell->times_read = cell->us_median / cell->read_us;
-    cell->tflops = 6.0 * static_cast<double>(routes * v.hidden * v.intermediate) / cell->us_median * 1e-6;
+    cell->tflops = 2 * weights * static_cast<double>(routes) / cell->us_median * 1e-6;
     cell->share_of_gemm = b->gemm ? cell->tflops / b->gemm_tflops : NAN;
-    cell->unpack_us = cell->unpack_ratio = NAN;
-    if (!b->gemm || !b->with_unpack)
-        return NIB_OK;
-    call.expert_ids = device_ids;
-    call.routing_weights = device_weights;
-    error = time_unpack(b, call, ids, &cell->unpack_us);
+    cell->unpack_us = NAN;
+    if (error == cudaSuccess && b->gemm && b->with_unpack)
+        error = time_unpack(b, in.call, in.ids, &cell->unpack_us);
     cell->unpack_ratio = cell->unpack_us / cell->us_median;
-    return error == cudaSuccess ? NIB_OK : fail_cuda(err, error, "the unpack path");
+    return error == cudaSuccess ? NIB_OK : fail_cuda(err, error, "timing");
 }
 
 nib_status make_layers(bench *b, uint64_t seed, device_memory *memory, struct nib_error *err)
