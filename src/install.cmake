@@ -33,6 +33,9 @@ install(FILES ${PROJECT_BINARY_DIR}/nibbleConfigVersion.cmake DESTINATION ${nib_
 # The prefix is written relative to the file, so that `cmake --install --prefix` may choose another one.
 file(RELATIVE_PATH nib_pc_to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 list(JOIN OpenMP_C_LIBRARIES " " nib_openmp)
+if(NIB_WITH_CUDA)
+  set(nib_cuda_libs " ${CUDA_cudart_static_LIBRARY} -lstdc++ -ldl -lrt")
+endif()
 configure_file(nibble.pc.in ${PROJECT_BINARY_DIR}/nibble.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/nibble.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
