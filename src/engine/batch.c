@@ -231,19 +231,20 @@ static void say(struct nib_batch *batch, struct nib_running *r, const struct nib
         batch->on_event(batch->context, &event);
 }
 
-// Nothing could be fed although requests are left, so one must give way or nobody ever moves: the youngest that holds a
-// sequence. If it has said nothing yet and is not the only one, it waits again; otherwise it ends with an error.
+// Nothing could be fed although requests are left, so one of those that hold pages must give way or nobody ever moves: the
+// youngest whose prompt is being read waits again, unless it is alone; otherwise the youngest answer ends with an error.
 static void give_way(struct nib_batch *batch)
 {
-    struct nib_running *youngest = NULL;
+    struct nib_running *youngest = NULL, *reader = NULL;
     int holders = 0;
     for (struct nib_running *r = batch->first; r; r = r->next)
         if (r->sequence) {
             youngest = r;
+            reader = r->phase == NIB_PHASE_READING ? r : reader;
             holders++;
         }
-    if (youngest && youngest->phase == NIB_PHASE_READING && holders > 1) {
-        nib_batch_make_wait(youngest);
+    if (reader && holders > 1) {
+        nib_batch_make_wait(reader);
         return;
     }
     struct nib_error full;
