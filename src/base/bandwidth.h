@@ -4,8 +4,7 @@
 
 #include <stddef.h>
 
-// Reads `bytes` bytes once with `threads` threads, each its own stretch in four streams with prefetch (which was the
-// fastest plain read found), and returns bytes per second. `bytes` should be far over the caches, or were not read for
+// Reads `bytes` bytes once with `threads` threads, each its own stretch (base/read_stream.h), and returns bytes per second. `bytes` should be far over the caches, or were not read for
 // long. Machines that share their memory with others change from one second to the next, so measure beside what is
 // compared, not once.
 double nib_bandwidth_read(const void *data, size_t bytes, int threads);
