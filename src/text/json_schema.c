@@ -98,15 +98,6 @@ static int32_t compile_reference(struct nib_schema_compiler *c, const json_t *sc
     return nib_schema_rule(c, target, &at);
 }
 
-static bool exclude_each_other(const struct nib_schema_compiler *c, const json_t *list)
-{
-    for (size_t i = 0; i < json_array_size(list); i++)
-        for (size_t j = 0; j < i; j++)
-            if (!nib_schemas_exclude(c->root, json_array_get(list, i), json_array_get(list, j)))
-                return false;
-    return true;
-}
-
 static int32_t compile_alternatives(struct nib_schema_compiler *c, const json_t *schema,
                                     const struct nib_schema_place *place, const char *keyword)
 {
@@ -120,7 +111,7 @@ static int32_t compile_alternatives(struct nib_schema_compiler *c, const json_t 
     if (strcmp(keyword, "allOf") == 0 && json_array_size(list) > 1)
         return nib_schema_fail(c, NIB_ERR_UNSUPPORTED, place, keyword,
                                "is not supported with more than one schema");
-    if (strcmp(keyword, "oneOf") == 0 && !exclude_each_other(c, list))
+    if (strcmp(keyword, "oneOf") == 0 && !nib_schemas_exclude_each_other(c->root, list))
         return nib_schema_fail(
             c, NIB_ERR_UNSUPPORTED, place, keyword,
             "is only supported for schemas that exclude each other by type, by const or enum, or by a "

@@ -54,10 +54,12 @@ int32_t nib_schema_object(struct nib_schema_compiler *c, const json_t *schema,
 int32_t nib_schema_values(struct nib_schema_compiler *c, const json_t *schema,
                           const struct nib_schema_place *place);
 
-// The values that a schema of "enum", "const" or booleans leaves, a new array; NULL when there may be others.
+// The values that a schema of "enum", "const" or booleans leaves, as they are listed, a new array; NULL when there may be
+// others.
 json_t *nib_schema_list_values(const json_t *root, const json_t *schema);
 
-// Whether no JSON satisfies both schemas, as far as their types, values and properties show it.
-bool nib_schemas_exclude(const json_t *root, const json_t *a, const json_t *b);
+// Whether no JSON satisfies two of the listed schemas, as far as their types, values and properties show it; false also
+// when finding out would take too long.
+bool nib_schemas_exclude_each_other(const json_t *root, const json_t *list);
 
 #endif

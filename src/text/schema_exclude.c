@@ -3,7 +3,9 @@
 
 #include "text/schema_compiler.h"
 
-#define MAX_STEPS 16 // of references and properties that are followed
+#define MAX_STEPS 16       // of references and properties that are followed
+#define MAX_WORK 4000000   // values compared for one list of schemas: schemas that refer to themselves have no end
+#define WORK_OF_SCHEMAS 16 // two schemas compared are as much work as so many values
 
 enum { NULLS = 1, BOOLEANS = 2, NUMBERS = 4, STRINGS = 8, ARRAYS = 16, OBJECTS = 32, ANY = 63 };
 
@@ -19,18 +21,11 @@ json_t *nib_schema_list_values(const json_t *root, const json_t *schema)
     schema = follow(root, schema);
     const json_t *constant = json_object_get(schema, "const"), *list = json_object_get(schema, "enum");
     const char *type = json_string_value(json_object_get(schema, "type"));
-    json_t *values = json_array(), *value, *other;
-    size_t i, j;
+    json_t *values = json_array();
     if (constant) {
         json_array_append(values, (json_t *)constant);
     } else if (json_is_array(list)) {
-        json_array_foreach((json_t *)list, i, value)
-        {
-            bool new = true;
-            json_array_foreach(values, j, other) new &= !json_equal(value, other);
-            if (new)
-                json_array_append(values, value);
-        }
+        json_array_extend(values, (json_t *)list);
     } else if (type && strcmp(type, "boolean") == 0) {
         json_array_append_new(values, json_true());
         json_array_append_new(values, json_false());
@@ -81,12 +76,27 @@ static int kinds_of(const json_t *root, const json_t *schema)
     return kinds;
 }
 
-static bool values_exclude(const json_t *root, const json_t *a, const json_t *b)
+// What a comparison goes by: the whole schema, and how much work is left.
+struct comparison {
+    const json_t *root;
+    int64_t left;
+};
+
+// False when it would be too much.
+static bool spend(struct comparison *c, size_t work)
 {
-    json_t *of_a = nib_schema_list_values(root, a), *of_b = nib_schema_list_values(root, b), *x, *y;
-    bool exclude = of_a && of_b;
+    c->left = work < (size_t)c->left ? c->left - (int64_t)work : 0;
+    return c->left > 0;
+}
+
+static bool values_exclude(struct comparison *c, const json_t *a, const json_t *b)
+{
+    json_t *of_a = nib_schema_list_values(c->root, a), *of_b = nib_schema_list_values(c->root, b), *x, *y;
+    bool exclude =
+        of_a && of_b && spend(c, json_array_size(of_a)) && spend(c, json_array_size(of_a) * json_array_size(of_b));
     size_t i, j;
-    json_array_foreach(of_a, i, x) json_array_foreach(of_b, j, y) exclude &= !json_equal(x, y);
+    if (exclude)
+        json_array_foreach(of_a, i, x) json_array_foreach(of_b, j, y) exclude &= !json_equal(x, y);
     json_decref(of_a);
     json_decref(of_b);
     return exclude;
@@ -104,10 +114,10 @@ static bool requires(const json_t *schema, const char *name)
     return false;
 }
 
-static bool exclude(const json_t *root, const json_t *a, const json_t *b, int steps);
+static bool exclude(struct comparison *c, const json_t *a, const json_t *b, int steps);
 
 // A property that one must have and the other must not, or that both must have with nothing in common.
-static bool objects_exclude(const json_t *root, const json_t *a, const json_t *b, int steps)
+static bool objects_exclude(struct comparison *c, const json_t *a, const json_t *b, int steps)
 {
     const json_t *required = json_object_get(a, "required"), *item;
     const json_t *of_a = json_object_get(a, "properties"), *of_b = json_object_get(b, "properties");
@@ -117,27 +127,32 @@ static bool objects_exclude(const json_t *root, const json_t *a, const json_t *b
     json_array_foreach((json_t *)required, i, item)
     {
         const char *name = json_string_value(item);
-        if (!name)
+        if (!name || !spend(c, json_array_size(json_object_get(b, "required"))))
             continue;
         const json_t *x = json_object_get(of_a, name), *y = json_object_get(of_b, name);
-        if ((closed && !y) || (x && y && requires(b, name) && exclude(root, x, y, steps - 1)))
+        if ((closed && !y) || (x && y && requires(b, name) && exclude(c, x, y, steps - 1)))
             return true;
     }
     return false;
 }
 
-static bool exclude(const json_t *root, const json_t *a, const json_t *b, int steps)
+static bool exclude(struct comparison *c, const json_t *a, const json_t *b, int steps)
 {
-    a = follow(root, a);
-    b = follow(root, b);
-    if (!json_is_object(a) || !json_is_object(b) || steps == 0)
+    a = follow(c->root, a);
+    b = follow(c->root, b);
+    if (!json_is_object(a) || !json_is_object(b) || steps == 0 || !spend(c, WORK_OF_SCHEMAS))
         return false;
-    int common = kinds_of(root, a) & kinds_of(root, b);
-    return common == 0 || values_exclude(root, a, b) ||
-           (common == OBJECTS && (objects_exclude(root, a, b, steps) || objects_exclude(root, b, a, steps)));
+    int common = kinds_of(c->root, a) & kinds_of(c->root, b);
+    return common == 0 || values_exclude(c, a, b) ||
+           (common == OBJECTS && (objects_exclude(c, a, b, steps) || objects_exclude(c, b, a, steps)));
 }
 
-bool nib_schemas_exclude(const json_t *root, const json_t *a, const json_t *b)
+bool nib_schemas_exclude_each_other(const json_t *root, const json_t *list)
 {
-    return exclude(root, a, b, MAX_STEPS);
+    struct comparison c = {root, MAX_WORK};
+    for (size_t i = 0; i < json_array_size(list); i++)
+        for (size_t j = 0; j < i; j++)
+            if (!exclude(&c, json_array_get(list, i), json_array_get(list, j), MAX_STEPS))
+                return false;
+    return true;
 }

@@ -220,12 +220,29 @@ static bool read_items(struct nib_schema_compiler *c, const json_t *schema, cons
     return !c->status && items->first;
 }
 
+// Each of the values once; as soon as there are more than MAX_UNIQUE, no more are looked at. Takes over `values`.
+static json_t *distinct(json_t *values)
+{
+    json_t *kept = json_array(), *value, *other;
+    size_t i, j;
+    json_array_foreach(values, i, value)
+    {
+        bool new = json_array_size(kept) <= MAX_UNIQUE;
+        json_array_foreach(kept, j, other) new = new && !json_equal(value, other);
+        if (new)
+            json_array_append(kept, value);
+    }
+    json_decref(values);
+    return kept;
+}
+
 // Arrays that have each of a few values at most once.
 static int32_t compile_unique(struct nib_schema_compiler *c, const json_t *schema,
                               const struct nib_schema_place *place, int32_t least, int32_t most)
 {
     const json_t *items = json_object_get(schema, "items");
-    json_t *values = items ? nib_schema_list_values(c->root, items) : NULL, *value;
+    json_t *listed = items ? nib_schema_list_values(c->root, items) : NULL;
+    json_t *values = listed ? distinct(listed) : NULL, *value;
     size_t count = json_array_size(values), i;
     char *texts[MAX_UNIQUE] = {0};
     int32_t rule = 0;

@@ -391,6 +391,12 @@ static void test_hostile_schemas_end(void **state)
         "ref\":\"#\"}},"
         "\"required\":[\"a\"]}]}",
         "{\"patternProperties\":{\"(((a{1000}){1000}){1000})\":{\"$ref\":\"#\"}}}",
+        // Which branches six ways at every one of sixteen steps.
+        "{\"$defs\":{\"a\":{\"required\":[\"x\",\"y\",\"z\"],\"properties\":{\"x\":{\"$ref\":\"#/$defs/a\"},"
+        "\"y\":{\"$ref\":\"#/$defs/a\"},\"z\":{\"$ref\":\"#/$defs/a\"}}},\"b\":{\"required\":[\"x\",\"y\",\"z\"],"
+        "\"properties\":{\"x\":{\"$ref\":\"#/$defs/b\"},\"y\":{\"$ref\":\"#/$defs/b\"},\"z\":{\"$ref\":\"#/$defs/"
+        "b\"}}}},"
+        "\"oneOf\":[{\"$ref\":\"#/$defs/a\"},{\"$ref\":\"#/$defs/b\"}]}",
     };
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
         struct nib_rules rules = {0};
