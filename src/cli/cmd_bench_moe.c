@@ -394,7 +394,7 @@ int cmd_bench_moe(int argc, char **argv)
         .command = "nibble bench moe",
         .arguments = "",
         .summary =
-            "Times one MoE layer call on random weights. The floor of a row is the longer of reading the packed "
+            "Times one MoE layer call on random weights. The floor of a row is the longer of reading the packed\n"
             "bytes at the measured read ceiling and the multiplications at --gmac.",
         .options = options,
         .n_options = sizeof options / sizeof *options,

@@ -386,9 +386,9 @@ static int parity_moe(int argc, char **argv)
     const struct nib_usage usage = {
         .command = "nibble parity moe",
         .arguments = "[VECTORS.safetensors ...]",
-        .summary =
-            "Relative error of the MoE kernels against float64 vectors and, on random layers, against the plain "
-            "fp32 reference; beside it that of the unpack path (experts widened to bf16, bf16 GEMM).",
+        .summary = "Relative error of the MoE kernels against float64 vectors and, on random layers, against the "
+                   "plain fp32\n"
+                   "reference; beside it that of the unpack path (experts widened to bf16, bf16 GEMM).",
         .options = options,
         .n_options = sizeof options / sizeof *options,
         .positionals = files,

@@ -17,7 +17,7 @@
 // The command line's wishes; numbers out of range mean "not given".
 struct wishes {
     const char *model, *prompt, *system, *reasoning;
-    bool raw, json, hide_reasoning, deterministic;
+    bool raw, json, hide_reasoning;
     double temperature, top_p, min_p;
     int64_t top_k, seed;
     struct nib_option_list stop;
@@ -204,8 +204,6 @@ int cmd_run(int argc, char **argv)
         option_precision(&w.session.precision),
         option_dense_dtype(&w.session.dense_dtype),
         {"--force", NIB_OPTION_FLAG, &w.session.force, NULL, "run even if the memory does not suffice", 0, 0},
-        {"--deterministic", NIB_OPTION_FLAG, &w.deterministic, NULL, "accepted; always so and costs nothing", 0,
-         0},
     };
     const struct nib_usage usage = {
         .command = "nibble run",

@@ -40,7 +40,7 @@ int convert_option_table(struct convert_arguments *a, struct nib_option *options
         {"--scale-rule", NIB_OPTION_CHOICE, &a->scale_rule, "ocp|even|rceil|search", "mxfp4: choice of the scales",
          0, 0},
         {"--dtype-map", NIB_OPTION_LIST, &a->dtype_map, "NAME=mxfp4|keep",
-         "mxfp4: what becomes of the matrices so named (* fits all); experts by default, may be repeated", 0, 0},
+         "mxfp4: what becomes of the matrices so named (* fits all); without it experts; repeatable", 0, 0},
         {"--source-gate-up", NIB_OPTION_CHOICE, &a->source_gate_up, "concatenated|interleaved",
          "order of the rows in a source with fused w13 that does not say", 0, 0},
         {"--file-size", NIB_OPTION_REAL, &a->file_gigabytes, "GB", "begin a new file beyond", 1e-6, 1e6},

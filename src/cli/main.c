@@ -50,7 +50,8 @@ int main(int argc, char **argv)
         printf("nibble %s\n", NIB_VERSION);
         return 0;
     }
-    return dispatch("nibble: MXFP4 mixture-of-experts models on CPUs, straight from the packed weights.\n"
-                    "usage: nibble COMMAND [ARGUMENTS]   (nibble COMMAND --help says more)",
-                    commands, sizeof commands / sizeof *commands, argc - 1, argv + 1);
+    return dispatch(
+        "nibble: MXFP4 mixture-of-experts models on CPUs and Hopper GPUs, straight from the packed weights.\n"
+        "usage: nibble COMMAND [ARGUMENTS]   (nibble COMMAND --help says more)",
+        commands, sizeof commands / sizeof *commands, argc - 1, argv + 1);
 }

@@ -27,19 +27,39 @@ static void print_default(const struct nib_option *option)
     }
 }
 
+enum { HELP_COLUMN = 30 };
+
+static int columns_of(const char *text) // of UTF-8: bytes that continue a character have none of their own
+{
+    int columns = 0;
+    for (; *text; text++)
+        columns += ((unsigned char)*text & 0xc0) != 0x80;
+    return columns;
+}
+
+// What it does stands beside it, or below where its values are many.
+static void print_option(const char *name, const char *value, const char *help)
+{
+    int width = 3 + columns_of(name) + columns_of(value);
+    printf("  %s %s", name, value);
+    if (width >= HELP_COLUMN) {
+        printf("\n");
+        width = 0;
+    }
+    printf("%*s%s", HELP_COLUMN - width, "", help);
+}
+
 static void print_help(const struct nib_usage *usage)
 {
     printf("usage: %s %s%s[OPTIONS]\n\n%s\n\noptions:\n", usage->command, usage->arguments,
            *usage->arguments ? " " : "", usage->summary);
     for (int i = 0; i < usage->n_options; i++) {
         const struct nib_option *option = &usage->options[i];
-        char left[64];
-        snprintf(left, sizeof left, "%s %s", option->name, option->value ? option->value : "");
-        printf("  %-26s %s", left, option->help);
+        print_option(option->name, option->value ? option->value : "", option->help);
         print_default(option);
         printf("\n");
     }
-    printf("  %-26s this text\n", "--help");
+    print_option("--help", "", "this text\n");
 }
 
 static bool mistake(const struct nib_usage *usage, int *exit_code, const char *what, const char *which)

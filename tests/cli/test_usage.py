@@ -1,13 +1,15 @@
 """Help of every command, mistakes on the command line, missing and corrupt models, `nibble inspect`."""
 import json
 import os
+import re
 import shutil
 import struct
 
 import support
 from support import DATA, MODEL, SCRATCH, run
 
-COMMANDS = [["run"], ["inspect"], ["check"], ["eval", "nll"], ["eval", "tasks"]]
+COMMANDS = [["run"], ["serve"], ["inspect"], ["convert"], ["verify"], ["check"], ["parity", "moe"], ["eval", "nll"],
+            ["eval", "tasks"], ["bench", "decode"], ["bench", "moe"], ["bench", "serve"]]
 
 
 class Usage(support.Test):
@@ -18,6 +20,14 @@ class Usage(support.Test):
                 text = self.succeeds(run(*command, "--help")).stdout
                 self.assertTrue(text.startswith("usage: nibble " + " ".join(command)))
                 self.assertTrue(all(len(line) <= 120 for line in text.splitlines()), text)
+                options = re.findall(r"^  (--[a-z0-9-]+)", text, re.M)
+                self.assertEqual(len(options), len(set(options)), "an option is listed twice")
+                self.assertEqual(options[-1], "--help")
+
+    def test_help_is_whole(self):
+        """However long the list of an option's values is."""
+        shapes = re.search(r"^  --shape (\S+)\n {30}\S", self.succeeds(run("bench", "decode", "--help")).stdout, re.M)
+        self.assertIn("mimo-v2-flash-layers", shapes[1].split("|"))
 
     def test_every_command_has_help(self):
         listed = [line.split()[0] for line in run("--help").stdout.splitlines() if line.startswith("  ")]
