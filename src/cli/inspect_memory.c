@@ -32,6 +32,7 @@ void inspect_add_plan(const struct nib_memory_plan *plan, json_t *report)
     json_object_set_new(memory, "total_bytes", bytes_json(plan->total_bytes));
     json_object_set_new(memory, "available_bytes", bytes_json(plan->available_bytes));
     json_object_set_new(memory, "context", json_integer(plan->context));
+    json_object_set_new(memory, "sequences", json_integer(plan->max_sequences));
     for (int g = 0; g < plan->n_cache_groups; g++) {
         json_t *group = group_json(plan, &plan->cache_groups[g]);
         kept += (uint64_t)json_integer_value(json_object_get(group, "sequence_bytes"));
@@ -76,11 +77,12 @@ void inspect_print_memory(const json_t *report)
     json_t *group;
     if (!memory)
         return;
-    printf("\nmemory for a context of %lld: %s of %s available: weights %s (mapped), KV cache %s, buffers %s, "
-           "scratch %s\n",
-           number(memory, "context"), size(memory, "total_bytes").text, size(memory, "available_bytes").text,
-           size(memory, "weights_bytes").text, size(memory, "cache_bytes").text, size(memory, "buffer_bytes").text,
-           size(memory, "scratch_bytes").text);
+    printf(
+        "\nmemory for a context of %lld, shared by up to %lld sequences: %s of %s available: weights %s (mapped), "
+        "KV cache %s, buffers %s, scratch %s\n",
+        number(memory, "context"), number(memory, "sequences"), size(memory, "total_bytes").text,
+        size(memory, "available_bytes").text, size(memory, "weights_bytes").text, size(memory, "cache_bytes").text,
+        size(memory, "buffer_bytes").text, size(memory, "scratch_bytes").text);
     printf("\nKV cache of a sequence that fills the context: %s\n", size(report, "cache_sequence_bytes").text);
     json_array_foreach(groups, i, group) print_group(group);
     long long kept = number(report, "cache_sequence_bytes"), all = number(report, "cache_without_windows_bytes");
