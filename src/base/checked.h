@@ -11,19 +11,9 @@ static inline bool nib_mul_u64(uint64_t a, uint64_t b, uint64_t *product)
     return !__builtin_mul_overflow(a, b, product);
 }
 
-static inline bool nib_add_u64(uint64_t a, uint64_t b, uint64_t *sum)
-{
-    return !__builtin_add_overflow(a, b, sum);
-}
-
 static inline bool nib_mul_i64(int64_t a, int64_t b, int64_t *product)
 {
     return !__builtin_mul_overflow(a, b, product);
-}
-
-static inline bool nib_add_i64(int64_t a, int64_t b, int64_t *sum)
-{
-    return !__builtin_add_overflow(a, b, sum);
 }
 
 #endif

@@ -16,7 +16,6 @@
 
 #define TILE 16
 #define NEAR_CHUNKS 3 // ahead in each row: brings on to L1 what the hints for the block ahead left in L2
-#define MOST_TILES (NIB_MOE_TOKENS / TILE)
 
 // Tile registers: sums 0 … 3, weights, activations of a full tile, and of the last one with fewer rows.
 #define WEIGHTS 4

@@ -168,7 +168,7 @@ static bool read_calls(struct nib_chat_parser *parser)
     json_t *call = header.size ? json_loadb(header.bytes, header.size, 0, NULL) : NULL;
     const json_t *name = json_object_get(call, "name"), *arguments = json_object_get(call, "arguments");
     struct nib_text written = {0};
-    bool read = json_is_string(name) && arguments;
+    bool read = json_string_length(name) > 0 && arguments;
     if (read)
         written = arguments_in(header, arguments);
     char *dumped = read && !written.size ? json_dumps(arguments, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;

@@ -121,6 +121,8 @@ static void what_is_odd_is_text(void **state)
     const enum nib_role a = NIB_ROLE_ASSISTANT;
     from_reply("<tool_call>{oops</tool_call>",
                &(struct expected_message){a, "final", "", "<tool_call>{oops</tool_call>", NIB_END_MESSAGE, ""}, 1);
+    static const char nameless[] = "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>";
+    from_reply(nameless, &(struct expected_message){a, "final", "", nameless, NIB_END_MESSAGE, ""}, 1);
     from_reply("<tool_call>{\"name\": \"f\"",
                &(struct expected_message){a, "final", "", "<tool_call>{\"name\": \"f\"", NIB_END_TRUNCATED, ""},
                1);
