@@ -8,9 +8,9 @@
 extern "C" {
 #endif
 
-// Computes y of a call whose pointers are the host's, on a device copy of the layer. y: [T, K] on the host.
+// Computes y of a call whose pointers are the host's, on a device copy of the layer.
 nib_status moe_cuda_run(const struct nib_moe_weights *weights, const struct nib_activation *activation,
-                        const struct nib_moe_call *call, float *y, struct nib_error *err);
+                        const struct nib_moe_call *call, float *y /* [T, K] on the host */, struct nib_error *err);
 
 // One row of the benchmark: medians of graph replays, all in the same run. What was not measured is NAN.
 struct moe_cuda_cell {

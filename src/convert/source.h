@@ -60,7 +60,8 @@ nib_status nib_source_float_group(struct nib_checkpoint *checkpoint, const char 
                                   struct nib_error *err);
 
 // `count` values of row r from element c on. All are exact.
-void nib_matrix_values(const struct nib_matrix *matrix, int64_t r, int64_t c, int64_t count, double *values);
+void nib_matrix_values(const struct nib_matrix *matrix, int64_t r, int64_t c, int64_t count,
+                       double *values /* [count] */);
 
 // Begins to read bytes of a checkpoint's files that will be wanted soon.
 void nib_prefetch(const struct nib_checkpoint *checkpoint, const void *address, uint64_t bytes);

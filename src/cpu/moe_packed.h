@@ -13,11 +13,12 @@ struct nib_moe_groups {
     int32_t *order;  /* [n_routes] */
 };
 
-// Bytes of int32 that nib_moe_group_routes needs.
+// Bytes of `memory` that nib_moe_group_routes needs; the groups point into it.
 size_t nib_moe_groups_bytes(int64_t n_experts, int64_t routes);
 
 void nib_moe_group_routes(const int32_t *expert_ids /* [routes] */, int64_t routes, int64_t first_expert,
-                          int64_t n_experts, int32_t *memory, struct nib_moe_groups *groups);
+                          int64_t n_experts, int32_t *memory /* [nib_moe_groups_bytes / 4] */,
+                          struct nib_moe_groups *groups);
 
 // scratch_bytes and run of a tier's struct nib_moe_kernel.
 size_t nib_moe_packed_scratch_bytes(const struct nib_moe_plan *plan, int64_t tokens, int64_t top_k, int threads);

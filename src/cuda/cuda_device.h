@@ -24,8 +24,8 @@ enum {
 
 // Rows of fp32 activations, and room for a bf16 copy that is made when a product wants one.
 struct nib_cuda_buffer {
-    float *data;
-    uint16_t *half;
+    float *data;         /* [rows, width] */
+    uint16_t *half;      /* [rows, width] bf16 */
     int64_t fresh_width; // while a step is lowered: half holds data's values in rows of this width; 0: it does not
 };
 
@@ -52,7 +52,7 @@ struct nib_cuda_op {
     int32_t rows;
     struct nib_buffer x, y; // what it reads and what it writes; an add and a silu_mul read y too
     struct nib_cuda_matrix weight;
-    const float *vector; // norm weight, bias, sinks or correction
+    const float *vector; /* [columns of a row, or heads, or experts] norm weight, bias, sinks or correction */
     float eps;
     int32_t n_heads, head_dim, ordinal; // ordinal: of a route in its step
     bool exact;
@@ -112,8 +112,8 @@ struct nib_device {
     struct nib_cuda_buffer buffers[NIB_CUDA_BUFFERS];
     int32_t n_buffers;
     struct nib_cuda_table {
-        const float *host;
-        float *device;
+        const float *host; /* [count] */
+        float *device;     /* [count] */
         int64_t count;
     } ropes[NIB_CUDA_ROPES];
     int32_t n_ropes;
@@ -125,7 +125,7 @@ struct nib_device {
     // The step.
     const struct nib_step *step;
     struct nib_cuda_key key;
-    int32_t *host_block, *device_block; // the description, pinned and on the device
+    int32_t *host_block, *device_block; /* [block_capacity bytes] the description, pinned and on the device */
     size_t block_capacity, block_bytes;
     size_t asks_at; // where in the block the draws begin
     struct nib_cuda_step view;
@@ -189,8 +189,8 @@ nib_status nib_cuda_bind_dense_moe(struct nib_device *device, const struct nib_d
 void nib_cuda_free_moe(struct nib_device *device, struct nib_moe *moe);
 const char *nib_cuda_moe_kernel(const struct nib_moe *moe, const char **reason);
 uint64_t nib_cuda_expert_bytes_read(const struct nib_device *device);
-cudaError_t nib_cuda_launch_moe(struct nib_device *device, const struct nib_cuda_op *op, const uint16_t *x_half,
-                                int *launches);
+cudaError_t nib_cuda_launch_moe(struct nib_device *device, const struct nib_cuda_op *op,
+                                const uint16_t *x_half /* [T, K] bf16 */, int *launches);
 
 // ---- cuda_record.c: the operations of struct nib_ops ----
 
@@ -228,7 +228,7 @@ bool nib_cuda_lower(struct nib_device *device);
 
 void nib_cuda_begin(struct nib_device *device, const struct nib_step *step);
 nib_status nib_cuda_end(struct nib_device *device, struct nib_error *err);
-void nib_cuda_read(struct nib_device *device, int64_t rows, struct nib_buffer x, float *host);
+void nib_cuda_read(struct nib_device *device, int64_t rows, struct nib_buffer x, float *host /* [rows, width] */);
 // Where the asks of `rows` draws go in the description.
 struct nib_cuda_sample_ask *nib_cuda_asks(struct nib_device *device, int64_t rows);
 void nib_cuda_free_step(struct nib_device *device);

@@ -44,12 +44,15 @@ cudaError_t nib_cuda_rms_norm(cudaStream_t stream, const struct nib_cuda_norm *n
 cudaError_t nib_cuda_head_norm(cudaStream_t stream, float *x /* [rows, n_heads * head_dim] */, int32_t rows,
                                int32_t n_heads, int32_t head_dim, const float *weight /* [normed] */,
                                int32_t normed, float eps);
-cudaError_t nib_cuda_add(cudaStream_t stream, float *x, const float *y, int64_t n);
-cudaError_t nib_cuda_silu_mul(cudaStream_t stream, float *gate, uint16_t *gate_half /* or NULL */, const float *up,
+// x += y
+cudaError_t nib_cuda_add(cudaStream_t stream, float *x /* [n] */, const float *y /* [n] */, int64_t n);
+// gate = silu(gate) * up
+cudaError_t nib_cuda_silu_mul(cudaStream_t stream, float *gate /* [n] */,
+                              uint16_t *gate_half /* [n] the same as bf16, or NULL */, const float *up /* [n] */,
                               int64_t n);
-cudaError_t nib_cuda_gather(cudaStream_t stream, float *y, const float *x, const int32_t *rows /* [n] */,
-                            int32_t n, int32_t width);
-cudaError_t nib_cuda_to_bf16(cudaStream_t stream, uint16_t *y, const float *x, int64_t n);
+cudaError_t nib_cuda_gather(cudaStream_t stream, float *y /* [n, width] */, const float *x /* [any, width] */,
+                            const int32_t *rows /* [n] of x */, int32_t n, int32_t width);
+cudaError_t nib_cuda_to_bf16(cudaStream_t stream, uint16_t *y /* [n] bf16 */, const float *x /* [n] */, int64_t n);
 
 // ---- products ----
 
@@ -65,8 +68,8 @@ cudaError_t nib_cuda_linear(cudaStream_t stream, int32_t rows, const struct nib_
 
 // See struct nib_head_product.
 struct nib_cuda_head_product {
-    float *y;
-    const float *x;
+    float *y;                 /* [T, y_width] */
+    const float *x;           /* [T, x_width] */
     int64_t y_width, x_width; // of a row
     struct nib_cuda_matrix weight;
     int32_t n_heads, row_pitch, first_row, rows, x_pitch, y_pitch, tail;
@@ -77,8 +80,9 @@ cudaError_t nib_cuda_linear_heads(cudaStream_t stream, int32_t tokens, const str
 // ---- attention ----
 
 // Each rotates, or stores, alone; rows that need both go through nib_cuda_rotate_and_append.
-cudaError_t nib_cuda_rotate(cudaStream_t stream, const struct nib_cuda_step *step, float *x, int32_t n_heads,
-                            int32_t head_dim, const struct nib_cuda_rotation *rotation);
+cudaError_t nib_cuda_rotate(cudaStream_t stream, const struct nib_cuda_step *step,
+                            float *x /* [T, n_heads * head_dim] */, int32_t n_heads, int32_t head_dim,
+                            const struct nib_cuda_rotation *rotation);
 cudaError_t nib_cuda_append(cudaStream_t stream, const struct nib_cuda_step *step,
                             const struct nib_cuda_cache *cache, const float *x /* [T, cache width] */);
 // Any shape, one block for each token and head.
@@ -126,37 +130,39 @@ cudaError_t nib_cuda_norm_and_route(cudaStream_t stream, const struct nib_cuda_n
 // Experts of dense matrices, one by one: slow, for any number of tokens.
 struct nib_cuda_dense_expert {
     struct nib_cuda_matrix gate, up, down;
-    const float *gate_bias, *up_bias, *down_bias; // or NULL
+    const float *gate_bias, *up_bias, *down_bias; /* [I], [I], [K], or NULL */
 };
 cudaError_t nib_cuda_dense_moe(cudaStream_t stream, int32_t tokens, int32_t top_k, float *y /* [T, K] */,
                                const float *x /* [T, K] */, float *h /* [T, top_k, I] */,
-                               const struct nib_cuda_dense_expert *experts /* on the device */, int32_t hidden,
-                               int32_t intermediate, const struct nib_activation *activation, const int32_t *ids,
-                               const float *weights);
+                               const struct nib_cuda_dense_expert *experts /* [E] on the device */, int32_t hidden,
+                               int32_t intermediate, const struct nib_activation *activation,
+                               const int32_t *ids /* [T, top_k] */, const float *weights /* [T, top_k] */);
 
 // ---- binding ----
 
 // What a stored element is; values are code * scale of its block.
 struct nib_cuda_stored {
-    const void *data;
-    int32_t dtype; // enum nib_dtype: NIB_BF16, NIB_F16, NIB_F32, NIB_F8_E4M3, NIB_U8 (MXFP4)
+    const void *data; /* [rows, cols]; MXFP4: [rows, cols / 2] */
+    int32_t dtype;    // enum nib_dtype: NIB_BF16, NIB_F16, NIB_F32, NIB_F8_E4M3, NIB_U8 (MXFP4)
     int64_t rows, cols;
-    const void *scales; // fp32 for NIB_F8_E4M3, E8M0 for NIB_U8
+    const void *scales; /* [blocks of rows, blocks of columns] fp32; MXFP4: [rows, cols / 32] E8M0 */
     int64_t block_rows, block_cols;
 };
-cudaError_t nib_cuda_widen(cudaStream_t stream, void *y, enum nib_cuda_element element,
+cudaError_t nib_cuda_widen(cudaStream_t stream, void *y /* [rows, cols] */, enum nib_cuda_element element,
                            const struct nib_cuda_stored *stored);
 
 // Made-up weights for benchmarks. mean + deviation * a standard normal value.
-cudaError_t nib_cuda_fill_normal(cudaStream_t stream, void *y, enum nib_cuda_element element, int64_t n,
+cudaError_t nib_cuda_fill_normal(cudaStream_t stream, void *y /* [n] */, enum nib_cuda_element element, int64_t n,
                                  float mean, float deviation, uint64_t seed);
 // Bytes low … low + span - 1.
-cudaError_t nib_cuda_fill_bytes(cudaStream_t stream, uint8_t *y, int64_t n, int low, int span, uint64_t seed);
+cudaError_t nib_cuda_fill_bytes(cudaStream_t stream, uint8_t *y /* [n] */, int64_t n, int low, int span,
+                                uint64_t seed);
 
 // ---- measuring ----
 
-// Reads n bytes (a multiple of 16) and nothing else.
-cudaError_t nib_cuda_stream_read(cudaStream_t stream, const void *data, int64_t bytes, uint32_t *sink);
+// Reads the bytes, a multiple of 16, and nothing else. A word is written only for data that has one certain sum.
+cudaError_t nib_cuda_stream_read(cudaStream_t stream, const void *data /* [bytes] */, int64_t bytes,
+                                 uint32_t *sink /* [1] */);
 // Keeps the stream busy for about this long, so that what follows is queued before it runs.
 cudaError_t nib_cuda_delay(cudaStream_t stream, int64_t nanoseconds);
 
