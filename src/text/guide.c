@@ -62,8 +62,9 @@ static bool begins_like_another(const struct nib_guide *guide, const struct bran
 {
     for (size_t b = 0; b < guide->count; b++) {
         const struct nib_token_list *other = &guide->branches[b].begin;
-        if (other->count == branch->begin.count &&
-            memcmp(other->ids, branch->begin.ids, other->count * sizeof *other->ids) == 0)
+        size_t count = branch->begin.count; // 0 where the prompt already holds the beginning
+        if (other->count == count &&
+            (count == 0 || memcmp(other->ids, branch->begin.ids, count * sizeof *other->ids) == 0))
             return true;
     }
     return false;

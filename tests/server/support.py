@@ -45,7 +45,10 @@ class Server:
 
     def __exit__(self, kind, *_):
         code = self.stop() if self.process.poll() is None else self.process.returncode
+        self.log += self.process.stderr.read()
         self.process.stderr.close()
+        if code != 0:
+            print(self.log, file=sys.stderr)
         if kind is None and code != 0:
             raise AssertionError(f"the server ended with {code}")
 

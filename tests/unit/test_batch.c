@@ -99,6 +99,7 @@ static int64_t add(struct stage *stage, int32_t n_prompt, uint32_t seed, int32_t
                                   .user = seen};
     int64_t id;
     assert_int_equal(nib_batch_add(stage->batch, &request, &id, NULL), NIB_OK);
+    free(prompt);
     return id;
 }
 
