@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "text/writer.h"
 
-#define MAX_DEPTH 200     // calls within calls: how deep a text may nest
+#define MAX_DEPTH 200    // calls within calls: how deep a text may nest
 #define MAX_CLOSURE 4000 // threads looked at between two bytes
 
 // ---- building ----
