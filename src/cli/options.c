@@ -125,18 +125,31 @@ static bool set_value(const struct nib_option *option, const char *text, char *p
     return true;
 }
 
-// The option that argv names as "--name" or "--name=value"; *value points behind the '='.
+// Whether argv names it as "--name" or "--name=value"; *value points behind the '='.
+static bool is_named(const char *name, const char *argument, const char **value)
+{
+    size_t length = strlen(name);
+    if (strncmp(argument, name, length) != 0 || (argument[length] && argument[length] != '='))
+        return false;
+    *value = argument[length] ? argument + length + 1 : NULL;
+    return true;
+}
+
 static const struct nib_option *find_option(const struct nib_usage *usage, const char *argument,
                                             const char **value)
 {
+    static const char *const former[][2] = {{"--backend", "--device"}, {"--sequences", "--streams"}};
+    const char *name = argument;
+    for (size_t i = 0; i < sizeof former / sizeof *former; i++)
+        if (is_named(former[i][0], argument, value))
+            name = former[i][1];
     for (int i = 0; i < usage->n_options; i++) {
-        size_t length = strlen(usage->options[i].name);
-        if (strncmp(argument, usage->options[i].name, length) != 0)
+        const char *behind = NULL;
+        if (!is_named(usage->options[i].name, name, &behind))
             continue;
-        if (argument[length] == 0 || argument[length] == '=') {
-            *value = argument[length] ? argument + length + 1 : NULL;
-            return &usage->options[i];
-        }
+        if (name == argument)
+            *value = behind;
+        return &usage->options[i];
     }
     return NULL;
 }

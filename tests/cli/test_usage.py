@@ -63,6 +63,12 @@ class Devices(support.Test):
             self.assertRegex(process.stderr, "^nibble: (cuda: |this build has no CUDA)[^\n]*\n$")
         self.fails(run("run", MODEL, "--device", "cuda:x"), 2, "--device")
 
+    def test_former_names_are_understood(self):
+        for former in (("--backend", "ref"), ("--backend=ref",)):
+            process = run("run", MODEL, "--prompt", "Hello", "--max-tokens", "1", "--json", *former)
+            self.assertEqual((process.returncode, json.loads(process.stdout)["device"]), (0, "ref"), process.stderr)
+        self.fails(run("run", MODEL, "--backend", "fpga"), 2, "--device")
+
 
 class Models(support.Test):
     def broken(self, name, change):
