@@ -117,6 +117,20 @@ bool nib_turn_put_reasoning(struct nib_pieces *pieces, const struct nib_turn *tu
 void nib_turns_write_instructions(struct nib_writer *out, const struct nib_conversation *conversation,
                                   const char *otherwise);
 
+// The turn of the system: `begin`, what `write` writes, `how_to_call` where there are tools, `end`; none at all where
+// nothing is written.
+nib_status nib_turns_put_system(const struct nib_chat *chat, const struct nib_conversation *conversation,
+                                nib_status (*write)(struct nib_writer *out,
+                                                    const struct nib_conversation *conversation,
+                                                    struct nib_error *err),
+                                const char *begin, const char *how_to_call, const char *end,
+                                struct nib_pieces *pieces, struct nib_error *err);
+
+// Each tool in turn, as nib_tool_json has it.
+nib_status nib_turns_write_tools(struct nib_writer *out, const struct nib_conversation *conversation,
+                                 void (*write)(struct nib_writer *out, const json_t *function),
+                                 struct nib_error *err);
+
 // {"name", "description", "parameters"} as far as they are there, new; NULL with a message when it cannot be made.
 json_t *nib_tool_json(const struct nib_tool *tool, struct nib_error *err);
 

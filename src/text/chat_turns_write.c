@@ -154,6 +154,40 @@ json_t *nib_tool_json(const struct nib_tool *tool, struct nib_error *err)
     return NULL;
 }
 
+nib_status nib_turns_write_tools(struct nib_writer *out, const struct nib_conversation *conversation,
+                                 void (*write)(struct nib_writer *out, const json_t *function),
+                                 struct nib_error *err)
+{
+    for (size_t i = 0; i < conversation->tool_count; i++) {
+        json_t *function = nib_tool_json(&conversation->tools[i], err);
+        if (!function)
+            return NIB_ERR_ARGUMENT;
+        write(out, function);
+        json_decref(function);
+    }
+    return NIB_OK;
+}
+
+nib_status nib_turns_put_system(const struct nib_chat *chat, const struct nib_conversation *conversation,
+                                nib_status (*write)(struct nib_writer *out,
+                                                    const struct nib_conversation *conversation,
+                                                    struct nib_error *err),
+                                const char *begin, const char *how_to_call, const char *end,
+                                struct nib_pieces *pieces, struct nib_error *err)
+{
+    struct nib_writer text = {0};
+    nib_status status = write(&text, conversation, err);
+    if (status || (text.buffer.size == 0 && !text.failed)) {
+        nib_bytes_free(&text.buffer);
+        return status;
+    }
+    bool fine = nib_pieces_put_words(pieces, chat, begin);
+    fine = nib_pieces_put_written(pieces, &text) && fine;
+    fine = fine && (conversation->tool_count == 0 || nib_pieces_put_words(pieces, chat, how_to_call)) &&
+           nib_pieces_put_words(pieces, chat, end);
+    return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
+}
+
 void nib_write_json(struct nib_writer *out, const json_t *json, size_t flags)
 {
     char *dumped = json_dumps(json, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));

@@ -9,6 +9,13 @@ enum { IM_START, IM_END, END_OF_TEXT, THINK, THOUGHT, CALL, CALL_END, RESPONSE, 
 
 // ---- rendering
 
+static void write_tool(struct nib_writer *out, const json_t *function)
+{
+    nib_write_string(out, "\n{\"type\": \"function\", \"function\": ");
+    nib_write_json(out, function, 0);
+    nib_write_string(out, "}");
+}
+
 static nib_status write_system(struct nib_writer *out, const struct nib_conversation *conversation,
                                struct nib_error *err)
 {
@@ -19,37 +26,21 @@ static nib_status write_system(struct nib_writer *out, const struct nib_conversa
     nib_write_string(out,
                      "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are "
                      "provided with function signatures within <tools></tools> XML tags:\n<tools>");
-    for (size_t i = 0; i < conversation->tool_count; i++) {
-        json_t *function = nib_tool_json(&conversation->tools[i], err);
-        if (!function)
-            return NIB_ERR_ARGUMENT;
-        nib_write_string(out, "\n{\"type\": \"function\", \"function\": ");
-        nib_write_json(out, function, 0);
-        nib_write_string(out, "}");
-        json_decref(function);
-    }
+    nib_status status = nib_turns_write_tools(out, conversation, write_tool, err);
     nib_write_string(out, "\n</tools>\n\n");
-    return NIB_OK;
+    return status;
 }
+
+static const char how_to_call[] =
+    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> "
+    "XML "
+    "tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>";
 
 static nib_status put_system(const struct nib_chat *chat, const struct nib_conversation *conversation,
                              struct nib_pieces *pieces, struct nib_error *err)
 {
-    struct nib_writer text = {0};
-    nib_status status = write_system(&text, conversation, err);
-    if (status || (text.buffer.size == 0 && !text.failed)) {
-        nib_bytes_free(&text.buffer);
-        return status;
-    }
-    const char *how = conversation->tool_count
-                          ? "For each function call, return a json object with function name and arguments within "
-                            "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, "
-                            "\"arguments\": <args-json-object>}\n</tool_call>"
-                          : "";
-    bool fine = nib_pieces_put_words(pieces, chat, "<|im_start|>system\n");
-    fine = nib_pieces_put_written(pieces, &text) && fine;
-    fine = fine && nib_pieces_put_words(pieces, chat, how) && nib_pieces_put_words(pieces, chat, "<|im_end|>\n");
-    return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
+    return nib_turns_put_system(chat, conversation, write_system, "<|im_start|>system\n", how_to_call,
+                                "<|im_end|>\n", pieces, err);
 }
 
 static bool ends_line(const struct nib_pieces *pieces)

@@ -92,15 +92,9 @@ static nib_status write_system(struct nib_writer *out, const struct nib_conversa
     nib_write_string(out,
                      "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou "
                      "have access to the following functions:\n\n<tools>");
-    for (size_t i = 0; i < conversation->tool_count; i++) {
-        json_t *function = nib_tool_json(&conversation->tools[i], err);
-        if (!function)
-            return NIB_ERR_ARGUMENT;
-        write_function(out, function);
-        json_decref(function);
-    }
+    nib_status status = nib_turns_write_tools(out, conversation, write_function, err);
     nib_write_string(out, "\n</tools>\n\n");
-    return NIB_OK;
+    return status;
 }
 
 static const char how_to_call[] =
@@ -117,17 +111,8 @@ static const char how_to_call[] =
 static nib_status put_system(const struct nib_chat *chat, const struct nib_conversation *conversation,
                              struct nib_pieces *pieces, struct nib_error *err)
 {
-    struct nib_writer text = {0};
-    nib_status status = write_system(&text, conversation, err);
-    if (status) {
-        nib_bytes_free(&text.buffer);
-        return status;
-    }
-    bool fine = nib_pieces_put_words(pieces, chat, "<|im_start|>system\n");
-    fine = nib_pieces_put_written(pieces, &text) && fine;
-    fine = fine && (conversation->tool_count == 0 || nib_pieces_put_words(pieces, chat, how_to_call)) &&
-           nib_pieces_put_words(pieces, chat, "<|im_end|>");
-    return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
+    return nib_turns_put_system(chat, conversation, write_system, "<|im_start|>system\n", how_to_call,
+                                "<|im_end|>", pieces, err);
 }
 
 // ---- turns

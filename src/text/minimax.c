@@ -18,6 +18,13 @@ static const struct nib_tool_markup markup = {.call = "<invoke name=",
 
 // ---- rendering
 
+static void write_tool(struct nib_writer *out, const json_t *function)
+{
+    nib_write_string(out, "<tool>");
+    nib_write_json(out, function, 0);
+    nib_write_string(out, "</tool>\n");
+}
+
 static nib_status write_system(struct nib_writer *out, const struct nib_conversation *conversation,
                                struct nib_error *err)
 {
@@ -27,17 +34,9 @@ static nib_status write_system(struct nib_writer *out, const struct nib_conversa
     nib_write_string(out,
                      "\n\n# Tools\nYou may call one or more tools to assist with the user query.\nHere are the "
                      "tools available in JSONSchema format:\n\n<tools>\n");
-    for (size_t i = 0; i < conversation->tool_count; i++) {
-        json_t *function = nib_tool_json(&conversation->tools[i], err);
-        if (!function)
-            return NIB_ERR_ARGUMENT;
-        nib_write_string(out, "<tool>");
-        nib_write_json(out, function, 0);
-        nib_write_string(out, "</tool>\n");
-        json_decref(function);
-    }
+    nib_status status = nib_turns_write_tools(out, conversation, write_tool, err);
     nib_write_string(out, "</tools>\n\n");
-    return NIB_OK;
+    return status;
 }
 
 static const char how_to_call[] =
@@ -48,17 +47,8 @@ static const char how_to_call[] =
 static nib_status put_system(const struct nib_chat *chat, const struct nib_conversation *conversation,
                              struct nib_pieces *pieces, struct nib_error *err)
 {
-    struct nib_writer text = {0};
-    nib_status status = write_system(&text, conversation, err);
-    if (status) {
-        nib_bytes_free(&text.buffer);
-        return status;
-    }
-    bool fine = nib_pieces_put_words(pieces, chat, "]~!b[]~b]system\n");
-    fine = nib_pieces_put_written(pieces, &text) && fine;
-    fine = fine && (conversation->tool_count == 0 || nib_pieces_put_words(pieces, chat, how_to_call)) &&
-           nib_pieces_put_words(pieces, chat, "[e~[\n");
-    return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
+    return nib_turns_put_system(chat, conversation, write_system, "]~!b[]~b]system\n", how_to_call, "[e~[\n",
+                                pieces, err);
 }
 
 static bool put_call_head(const struct nib_chat *chat, const struct nib_message *call, struct nib_pieces *pieces)
