@@ -18,25 +18,19 @@ __device__ __forceinline__ int64_t row_in_cache(const nib_cuda_step &step, const
                       position);
 }
 
-struct turn {
-    float cosine, sine;
-};
-
 // The turns of one kind of head. A thread's pair stays the same from head to head where the threads are a multiple of the
 // pairs, so it is worked out once, and that before the previous kernel has ended.
 struct turner {
     nib_cuda_rotation r;
     int position, pair;
-    turn t;
+    float2 turn;
 
     __device__ __forceinline__ void prepare(int wanted)
     {
         if (wanted == pair)
             return;
         pair = wanted;
-        sincosf(static_cast<float>(position) * r.inv_freq[pair], &t.sine, &t.cosine);
-        t.sine *= r.scale;
-        t.cosine *= r.scale;
+        turn = turn_of(r, pair, position);
     }
 
     // The pair's elements in its head.
@@ -50,11 +44,6 @@ struct turner {
         return first() + (r.interleaved ? 1 : r.dims / 2);
     }
 };
-
-__device__ __forceinline__ uint16_t to_bf16(float x)
-{
-    return static_cast<uint16_t>(pack_bf16(x, 0) & 0xffff);
-}
 
 __global__ void __launch_bounds__(rotate_threads)
     rotate_append(const __grid_constant__ nib_cuda_step step, const __grid_constant__ nib_cuda_rotate_append call)
@@ -74,18 +63,18 @@ __global__ void __launch_bounds__(rotate_threads)
     for (int i = thread; call.q && i < call.q_heads * q_pairs; i += stride) {
         q_turner.prepare(i % q_pairs);
         float *q = call.q + (static_cast<int64_t>(row) * call.q_heads + i / q_pairs) * call.head_dim;
-        float a = q[q_turner.first()], b = q[q_turner.second()];
-        q[q_turner.first()] = a * q_turner.t.cosine - b * q_turner.t.sine;
-        q[q_turner.second()] = b * q_turner.t.cosine + a * q_turner.t.sine;
+        float2 pair = rotate(make_float2(q[q_turner.first()], q[q_turner.second()]), q_turner.turn);
+        q[q_turner.first()] = pair.x;
+        q[q_turner.second()] = pair.y;
     }
     const float *k = call.k + static_cast<int64_t>(row) * call.k_heads * call.k_dim;
     uint16_t *keys = call.keys.data + k_row * call.keys.width;
     for (int i = thread; i < call.k_heads * k_pairs; i += stride) {
         k_turner.prepare(i % k_pairs);
         int at = i / k_pairs * call.k_dim, first = at + k_turner.first(), second = at + k_turner.second();
-        float a = k[first], b = k[second];
-        keys[first] = to_bf16(a * k_turner.t.cosine - b * k_turner.t.sine);
-        keys[second] = to_bf16(b * k_turner.t.cosine + a * k_turner.t.sine);
+        float2 pair = rotate(make_float2(k[first], k[second]), k_turner.turn);
+        keys[first] = to_bf16(pair.x);
+        keys[second] = to_bf16(pair.y);
     }
     int still = call.k_dim - call.k_turn.dims; // elements of a head that do not turn
     for (int i = thread; i < call.k_heads * still; i += stride) {
@@ -122,7 +111,7 @@ cudaError_t nib_cuda_attend_paged(cudaStream_t stream, const struct nib_cuda_ste
 {
     if (!fits(*step, *call))
         return cudaErrorInvalidValue;
-    attend_args args = {*call, *step};
+    attend_args args = {*call, *step, {}};
     bool latent = call->head_dim == 576; // no prefill kernel
     if (latent)
         args.call.by_row = true;
@@ -130,6 +119,25 @@ cudaError_t nib_cuda_attend_paged(cudaStream_t stream, const struct nib_cuda_ste
         return nib_attend_decode(stream, args);
     cudaError_t error = nib_attend_prefill(stream, args);
     return error != cudaSuccess || step->n_sequences == 1 ? error : nib_attend_decode(stream, args);
+}
+
+bool nib_cuda_attend_fresh_takes(const struct nib_cuda_attention *call, const struct nib_cuda_rotate_append *fresh)
+{
+    const nib_cuda_rotation &q = fresh->q_turn, &k = fresh->k_turn;
+    bool shape = (call->head_dim == 64 || call->head_dim == 128) && call->v_dim == call->head_dim;
+    return shape && call->longest == 1 && fresh->v && fresh->q_heads == call->n_heads &&
+           fresh->k_heads == call->n_kv_heads && fresh->head_dim == call->head_dim &&
+           fresh->k_dim == call->head_dim && !q.interleaved && q.first == 0 && q.dims == call->head_dim &&
+           !k.interleaved && k.first == 0 && k.dims == q.dims && k.inv_freq == q.inv_freq && k.scale == q.scale;
+}
+
+cudaError_t nib_cuda_attend_fresh(cudaStream_t stream, const struct nib_cuda_step *step,
+                                  const struct nib_cuda_attention *call,
+                                  const struct nib_cuda_rotate_append *fresh)
+{
+    if (!fits(*step, *call) || !nib_cuda_attend_fresh_takes(call, fresh))
+        return cudaErrorInvalidValue;
+    return nib_attend_decode(stream, {*call, *step, *fresh});
 }
 
 cudaError_t nib_cuda_rotate_and_append(cudaStream_t stream, const struct nib_cuda_step *step,

@@ -62,6 +62,13 @@ struct nib_cuda_rotate_append {
 cudaError_t nib_cuda_rotate_and_append(cudaStream_t stream, const struct nib_cuda_step *step,
                                        const struct nib_cuda_rotate_append *call);
 
+// Both in one launch, for steps with one row a sequence: call->q and fresh->k are as the linears left them, and stay so.
+cudaError_t nib_cuda_attend_fresh(cudaStream_t stream, const struct nib_cuda_step *step,
+                                  const struct nib_cuda_attention *call,
+                                  const struct nib_cuda_rotate_append *fresh);
+bool nib_cuda_attend_fresh_takes(const struct nib_cuda_attention *call,
+                                 const struct nib_cuda_rotate_append *fresh);
+
 #ifdef __cplusplus
 }
 #endif

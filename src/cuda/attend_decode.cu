@@ -3,7 +3,8 @@
 // of 16 tokens in turn, each through its own ring in shared memory, and multiply keys times queries and values times
 // probabilities on the tensor cores with the heads in the columns: with 8 heads to a kv head nothing is computed in vain.
 // The warps' sums meet in shared memory, and the blocks' over the cluster. Loads of tokens from earlier steps begin before
-// the previous kernel has ended.
+// the previous kernel has ended. Where a sequence has one row, the launch can turn the queries and the key itself and
+// write the new row: the warp that comes to its tile puts it there.
 #include <cooperative_groups.h>
 
 #include "cuda/attend_shape.cuh"
@@ -47,6 +48,7 @@ struct unit {
     int tile, end;                       // of this block
     int blocks;                          // that have any tiles
     int fresh;                           // tokens from here on are of this step
+    int cached;                          // tokens up to this one are in the cache
     const int32_t *table;
 };
 
@@ -71,6 +73,7 @@ template <int blocks> __device__ __forceinline__ bool find_unit(const attend_arg
     u.end = min(u.tile + each, first_tile + tiles);
     u.blocks = (tiles + each - 1) / each;
     u.fresh = call.longest == 1 ? u.position : args.step.positions[args.step.first_row[sequence]];
+    u.cached = args.fresh.k ? u.position - 1 : u.position;
     u.table = call.keys.tables + static_cast<int64_t>(sequence) * args.step.table_width;
     return true;
 }
@@ -95,7 +98,7 @@ __device__ __forceinline__ void copy_tile(const attend_args &args, const unit &u
                                           int lane)
 {
     const nib_cuda_attention &call = args.call;
-    int first = tile * tile_tokens, skip = u.first - first, end = u.position - first + 1;
+    int first = tile * tile_tokens, skip = u.first - first, end = u.cached - first + 1;
     int64_t row = cached_row(args.step, u.table, first);
     copy_rows<S::key_pieces, S::key_pitch>(call.keys, row, u.kv_head * call.head_dim, skip, end, target, lane);
     if constexpr (S::stage_bytes > S::key_bytes)
@@ -104,25 +107,79 @@ __device__ __forceinline__ void copy_tile(const attend_args &args, const unit &u
 }
 
 // Queries as the products' second operand: of heads lane / 4 + 8 j, in bf16.
-template <typename S, int key_dim>
-__device__ __forceinline__ void load_queries(const attend_args &args, const unit &u,
+template <typename S, int key_dim, bool turning>
+__device__ __forceinline__ void load_queries(const attend_args &args, const unit &u, const float2 *turns,
                                              uint32_t (&q)[S::heads / 8][key_dim / 16][2], int lane)
 {
     const nib_cuda_attention &call = args.call;
-    int64_t row = u.row;
 #pragma unroll
     for (int j = 0; j < S::heads / 8; j++) {
-        int head = lane / 4 + 8 * j;
-        const float *from = call.q + (row * call.n_heads + u.first_head + head) * call.head_dim + lane % 4 * 2;
+        int head = min(lane / 4 + 8 * j, u.heads - 1); // a head that is not in use is somebody's copy
+        int64_t at = static_cast<int64_t>(u.row) * call.n_heads + u.first_head + head;
+        const float *from = call.q + at * call.head_dim + lane % 4 * 2;
+        float2 pairs[key_dim / 8];
 #pragma unroll
-        for (int k = 0; k < key_dim / 8; k++) {
-            float2 pair = make_float2(0, 0);
-            if (head < u.heads)
-                pair = *reinterpret_cast<const float2 *>(from + k * 8);
-            q[j][k / 2][k % 2] = pack_bf16(pair.x, pair.y);
+        for (int k = 0; k < key_dim / 8; k++)
+            pairs[k] = *reinterpret_cast<const float2 *>(from + k * 8);
+        if constexpr (turning) {
+#pragma unroll
+            for (int k = 0; k < key_dim / 16; k++) {
+                float2 &a = pairs[k], &b = pairs[k + key_dim / 16];
+                float4 turn = *reinterpret_cast<const float4 *>(turns + k * 8 + lane % 4 * 2);
+                float2 even = rotate(make_float2(a.x, b.x), make_float2(turn.x, turn.y));
+                float2 odd = rotate(make_float2(a.y, b.y), make_float2(turn.z, turn.w));
+                a = make_float2(even.x, odd.x);
+                b = make_float2(even.y, odd.y);
+            }
         }
+#pragma unroll
+        for (int k = 0; k < key_dim / 8; k++)
+            q[j][k / 2][k % 2] = pack_bf16(pairs[k].x, pairs[k].y);
     }
 }
+
+// The step's own row of a kv head: lane i has the pairs i, i + 32, … of the key, and the same elements of the value.
+template <int dim> struct fresh_row {
+    static constexpr int pairs = dim / 2 / 32;
+    float2 key[pairs], value[pairs];
+
+    __device__ __forceinline__ void load(const attend_args &args, const unit &u, int lane)
+    {
+        int64_t at = (static_cast<int64_t>(u.row) * args.call.n_kv_heads + u.kv_head) * dim + lane;
+#pragma unroll
+        for (int i = 0; i < pairs; i++) {
+            key[i] = make_float2(args.fresh.k[at + i * 32], args.fresh.k[at + i * 32 + dim / 2]);
+            value[i] = make_float2(args.fresh.v[at + i * 32], args.fresh.v[at + i * 32 + dim / 2]);
+        }
+    }
+
+    // To its place in the tile, and, by one block, to the cache.
+    template <typename S>
+    __device__ __forceinline__ void put(const attend_args &args, const unit &u, const float2 *turns,
+                                        uint8_t *stage, bool append, int lane) const
+    {
+        int token = u.position % tile_tokens;
+        int64_t row = cached_row(args.step, u.table, u.position);
+        uint16_t *tile[2] = {reinterpret_cast<uint16_t *>(stage + token * S::key_pitch),
+                             reinterpret_cast<uint16_t *>(stage + S::key_bytes + token * S::value_pitch)};
+        uint16_t *cache[2] = {args.call.keys.data + row * args.call.keys.width + u.kv_head * dim,
+                              args.call.values.data + row * args.call.values.width + u.kv_head * dim};
+#pragma unroll
+        for (int i = 0; i < pairs; i++) {
+            int at = lane + i * 32;
+            float2 both[2] = {rotate(key[i], turns[at]), value[i]};
+#pragma unroll
+            for (int which = 0; which < 2; which++) {
+                tile[which][at] = to_bf16(both[which].x);
+                tile[which][at + dim / 2] = to_bf16(both[which].y);
+                if (append) {
+                    cache[which][at] = to_bf16(both[which].x);
+                    cache[which][at + dim / 2] = to_bf16(both[which].y);
+                }
+            }
+        }
+    }
+};
 
 // A warp's running sums over its tiles: lane (g, c) has the heads 2c and 2c + 1 of each group of 8, of the values'
 // columns g and g + 8 of each 16; `sum` is over the tokens g and g + 8 alone.
@@ -254,18 +311,6 @@ __device__ __forceinline__ head_sum add_parts(int parts, float4 &values, Sum sum
     return all;
 }
 
-// One more logit, which may be the largest, joins the sum; returns what the values are to be multiplied by.
-__device__ __forceinline__ float final_factor(const nib_cuda_attention &call, int head, float largest, float sum)
-{
-    float factor = 1;
-    if (call.sinks) {
-        float sink = call.sinks[head] * log2_e, most = fmaxf(sink, largest);
-        factor = exp2_fast(largest - most);
-        sum = sum * factor + exp2_fast(sink - most);
-    }
-    return factor * call.value_scale / sum;
-}
-
 template <int v_dim>
 __device__ __forceinline__ void store_result(const nib_cuda_attention &call, const unit &u, int head, int column,
                                              const head_sum &sum, float4 y)
@@ -326,7 +371,7 @@ __device__ __forceinline__ void add_blocks(const attend_args &args, const unit &
     cluster.sync(); // no block ends while another reads its sums
 }
 
-template <int key_dim, int v_dim, int groups, bool latent, int blocks>
+template <int key_dim, int v_dim, int groups, bool latent, int blocks, bool turning>
 __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
     attend_decode(const __grid_constant__ attend_args args)
 {
@@ -340,6 +385,7 @@ __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
     unit u;
     bool any = find_unit<blocks>(args, S::heads, u);
     int tile = any ? u.tile + warp : 0, end = any ? u.end : 0, started = 0;
+    __shared__ __align__(16) float2 turns[turning ? key_dim / 2 : 1];
     for (; started < S::stages; started++) { // what earlier steps have cached can be had at once
         int next = tile + started * warps;
         if (next < end && (next + 1) * tile_tokens > u.fresh)
@@ -347,6 +393,11 @@ __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
         if (next < end)
             copy_tile<S>(args, u, next, ring + started * S::stage_bytes, lane);
         commit_copies();
+    }
+    if constexpr (turning) {
+        if (any && threadIdx.x < key_dim / 2)
+            turns[threadIdx.x] = turn_of(args.fresh.q_turn, threadIdx.x, u.position);
+        __syncthreads();
     }
     wait_for_previous_kernel();
     allow_next_kernel();
@@ -364,11 +415,20 @@ __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
         acc.largest[j][0] = acc.largest[j][1] = -INFINITY;
     if (tile < end) {
         uint32_t q[groups][key_dim / 16][2];
-        load_queries<S, key_dim>(args, u, q, lane);
+        load_queries<S, key_dim, turning>(args, u, turns, q, lane);
+        int last = u.position / tile_tokens; // where the step's own row goes
+        fresh_row<turning ? key_dim : 64> row;
+        if (turning && last < end && (last - tile) % warps == 0)
+            row.load(args, u, lane);
 #pragma unroll 1
         for (int stage = 0; tile < end; tile += warps) {
             wait_copies<S::stages - 1>();
             __syncwarp();
+            if (turning && tile == last) {
+                row.template put<S>(args, u, turns, own + stage * S::stage_bytes,
+                                    u.first_head % (args.call.n_heads / args.call.n_kv_heads) == 0, lane);
+                __syncwarp();
+            }
             attend_tile<S, key_dim, v_dim, groups>(args, u, tile, ring + stage * S::stage_bytes, q, acc, lane);
             __syncwarp();
             if (tile + S::stages * warps < end)
@@ -386,26 +446,32 @@ __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
         add_blocks<S, v_dim>(args, u, block_values, block_sums);
 }
 
-template <int key_dim, int v_dim, int groups, bool latent, int blocks>
-cudaError_t launch_blocks(cudaStream_t stream, const attend_args &args)
+template <typename S>
+cudaError_t launch_kernel(cudaStream_t stream, const attend_args &args, void (*kernel)(attend_args), int blocks)
 {
-    using S = shape<key_dim, v_dim, groups, latent>;
-    auto kernel = attend_decode<key_dim, v_dim, groups, latent, blocks>;
     int group = args.call.n_heads / args.call.n_kv_heads;
     int columns = args.call.n_kv_heads * ((group + S::heads - 1) / S::heads);
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes);
     if (error != cudaSuccess)
         return error;
-    dim3 grid(blocks, static_cast<unsigned>(columns), static_cast<unsigned>(args.step.n_tokens));
+    dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(columns),
+              static_cast<unsigned>(args.step.n_tokens));
     return nib_launch(kernel, grid, threads, static_cast<size_t>(S::shared_bytes), stream, args);
 }
 
-template <int key_dim, int v_dim, int groups, bool latent = false>
+template <int key_dim, int v_dim, int groups, bool latent = false, bool may_turn = false>
 cudaError_t launch(cudaStream_t stream, const attend_args &args)
 {
+    using S = shape<key_dim, v_dim, groups, latent>;
     bool few = args.call.window && args.call.window <= (few_tiles - 1) * tile_tokens;
-    return few ? launch_blocks<key_dim, v_dim, groups, latent, 1>(stream, args)
-               : launch_blocks<key_dim, v_dim, groups, latent, cluster_blocks>(stream, args);
+    int blocks = few ? 1 : cluster_blocks;
+    auto kernel = few ? attend_decode<key_dim, v_dim, groups, latent, 1, false>
+                      : attend_decode<key_dim, v_dim, groups, latent, cluster_blocks, false>;
+    if constexpr (may_turn)
+        if (args.fresh.k)
+            kernel = few ? attend_decode<key_dim, v_dim, groups, latent, 1, true>
+                         : attend_decode<key_dim, v_dim, groups, latent, cluster_blocks, true>;
+    return launch_kernel<S>(stream, args, kernel, blocks);
 }
 
 } // namespace
@@ -424,11 +490,12 @@ cudaError_t nib_attend_decode(cudaStream_t stream, const attend_args &args)
     case 48048:
         return launch<48, 48, 1>(stream, args);
     case 64064:
-        return many ? launch<64, 64, 2>(stream, args) : launch<64, 64, 1>(stream, args);
+        return many ? launch<64, 64, 2, false, true>(stream, args) : launch<64, 64, 1, false, true>(stream, args);
     case 96096:
         return launch<96, 96, 1>(stream, args);
     case 128128:
-        return many ? launch<128, 128, 2>(stream, args) : launch<128, 128, 1>(stream, args);
+        return many ? launch<128, 128, 2, false, true>(stream, args)
+                    : launch<128, 128, 1, false, true>(stream, args);
     case 192128:
         return many ? launch<192, 128, 2>(stream, args) : launch<192, 128, 1>(stream, args);
     case 576512:

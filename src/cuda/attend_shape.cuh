@@ -11,6 +11,7 @@ constexpr float log2_e = 1.4426950408889634f;
 struct attend_args {
     nib_cuda_attention call;
     nib_cuda_step step;
+    nib_cuda_rotate_append fresh; // what the launch rotates and appends itself, or all zeros
 };
 
 // 16 bytes from a cached row to shared memory, past the L1.
@@ -71,6 +72,36 @@ __device__ __forceinline__ int64_t cached_row(const nib_cuda_step &step, const i
 {
     return (static_cast<int64_t>(table[token >> step.page_shift]) << step.page_shift) +
            (token & (step.page_tokens - 1));
+}
+
+__device__ __forceinline__ uint16_t to_bf16(float x)
+{
+    return static_cast<uint16_t>(pack_bf16(x, 0) & 0xffff);
+}
+
+// cos and sin of a pair's angle.
+__device__ __forceinline__ float2 turn_of(const nib_cuda_rotation &r, int pair, int position)
+{
+    float2 turn;
+    sincosf(static_cast<float>(position) * r.inv_freq[pair], &turn.y, &turn.x);
+    return make_float2(turn.x * r.scale, turn.y * r.scale);
+}
+
+__device__ __forceinline__ float2 rotate(float2 pair, float2 turn)
+{
+    return make_float2(pair.x * turn.x - pair.y * turn.y, pair.y * turn.x + pair.x * turn.y);
+}
+
+// One more logit, which may be the largest, joins the sum; returns what the values are to be multiplied by.
+__device__ __forceinline__ float final_factor(const nib_cuda_attention &call, int head, float largest, float sum)
+{
+    float factor = 1;
+    if (call.sinks) {
+        float sink = call.sinks[head] * log2_e, most = fmaxf(sink, largest);
+        factor = exp2_fast(largest - most);
+        sum = sum * factor + exp2_fast(sink - most);
+    }
+    return factor * call.value_scale / sum;
 }
 
 __device__ __forceinline__ int first_visible(int position, int window)

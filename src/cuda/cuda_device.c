@@ -1,5 +1,6 @@
 // The cuda device: opening, closing, and its table.
 #include "cuda/cuda_device.h"
+#include "cuda/layer_decode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -62,9 +63,22 @@ static void cuda_close(struct nib_device *device)
     free(device->weights);
     cudaFree(device->moe_scratch);
     cudaFree(device->counters);
+    cudaFree(device->layer_counters);
+    cudaFree(device->layer_partial);
     if (device->stream)
         cudaStreamDestroy(device->stream);
     free(device);
+}
+
+// Counters that kernels leave at zero, and find so.
+static nib_status alloc_counters(struct nib_device *device, unsigned **counters, size_t count,
+                                 struct nib_error *err)
+{
+    nib_status status = nib_cuda_alloc(counters, count * sizeof **counters, "counters", err);
+    cudaError_t error;
+    if (!status && (error = cudaMemsetAsync(*counters, 0, count * sizeof **counters, device->stream)))
+        status = nib_cuda_fail(err, error, "opening the device");
+    return status;
 }
 
 static nib_status open_parts(struct nib_device *device, struct nib_error *err)
@@ -73,14 +87,19 @@ static nib_status open_parts(struct nib_device *device, struct nib_error *err)
     cudaError_t error = cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking);
     if (!error)
         error = cudaMallocHost((void **)&device->host_answers, answers);
+    if (!error)
+        error = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount,
+                                       device->options.ordinal);
     if (error)
         return nib_cuda_fail(err, error, "opening the device");
-    size_t counters = NIB_CUDA_NORM_ROUTE_GROUPS * sizeof *device->counters;
     nib_status status = nib_cuda_alloc(&device->device_answers, answers, "drawn tokens", err);
     if (!status)
-        status = nib_cuda_alloc(&device->counters, counters, "the routers' counters", err);
-    if (!status && (error = cudaMemsetAsync(device->counters, 0, counters, device->stream)))
-        status = nib_cuda_fail(err, error, "opening the device");
+        status = alloc_counters(device, &device->counters, NIB_CUDA_NORM_ROUTE_GROUPS, err);
+    if (!status)
+        status = alloc_counters(device, &device->layer_counters, NIB_CUDA_LAYER_COUNTERS, err);
+    if (!status)
+        status = nib_cuda_alloc(&device->layer_partial, nib_cuda_layer_scratch(device->multiprocessors),
+                                "parts of attention", err);
     return status ? status : nib_cuda_gemm_create(&device->gemm, &device->gemm_reason, err);
 }
 

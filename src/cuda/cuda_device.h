@@ -71,6 +71,7 @@ struct nib_cuda_op {
 // What a step is made of beside its program; two steps alike in both run the same graph.
 struct nib_cuda_key {
     int32_t n_tokens, n_sequences, n_outputs, n_groups, table_width, longest;
+    const void *wanted; // the buffer that the program was started for, or NULL
 };
 
 struct nib_cuda_graph {
@@ -119,6 +120,9 @@ struct nib_device {
     int32_t n_ropes;
 
     unsigned *counters; /* [NIB_CUDA_NORM_ROUTE_GROUPS] */
+    int multiprocessors;
+    float *layer_partial;     /* [nib_cuda_layer_scratch bytes] */
+    unsigned *layer_counters; /* [NIB_CUDA_LAYER_COUNTERS] */
     void *moe_scratch;
     size_t moe_scratch_bytes;
 

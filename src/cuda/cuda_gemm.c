@@ -97,7 +97,7 @@ static bool load(struct library *l)
 nib_status nib_cuda_gemm_create(struct nib_cuda_gemm **gemm, const char **why, struct nib_error *err)
 {
     *gemm = NULL;
-    *why = "products of more than 64 rows by cuBLASLt";
+    *why = "products of more than 32 rows by cuBLASLt";
     struct nib_cuda_gemm *made = calloc(1, sizeof *made);
     if (!made)
         return nib_fail_memory(err, sizeof *made, "cuBLASLt");

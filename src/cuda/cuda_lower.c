@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "cuda/attend.h"
+#include "cuda/layer_decode.h"
 #include "cuda/skinny_linear.h"
 
 static bool launched(struct nib_device *device, cudaError_t error, const char *name, int launches)
@@ -54,7 +55,7 @@ static bool whole(const struct nib_cuda_op *linear)
     return linear->column == 0 && linear->weight.rows == linear->y.width;
 }
 
-// Whether the buffer is written anew before anything from op `i` on reads it.
+// Whether nothing from op `i` on, nor what the program was started for, reads the buffer before it is written anew.
 static bool is_dead(const struct nib_device *device, int32_t i, const void *data)
 {
     for (; i < device->n_ops; i++) {
@@ -65,8 +66,10 @@ static bool is_dead(const struct nib_device *device, int32_t i, const void *data
         if (op->y.data == data && (op->kind != NIB_CUDA_LINEAR || whole(op)))
             return true;
     }
-    return false;
+    return data != device->key.wanted;
 }
+
+static int32_t lower_layer(struct nib_device *device, int32_t i, const float *branch);
 
 // ---- rows ----
 
@@ -112,8 +115,10 @@ static int32_t lower_add(struct nib_device *device, int32_t i)
 {
     const struct nib_cuda_op *op = &device->ops[i], *norm = op_at(device, i + 1, NIB_CUDA_RMS_NORM);
     if (norm && norm->x.data == op->y.data && norm->y.data != op->y.data && norm->y.data != op->x.data &&
-        norm->rows == op->rows)
-        return 1 + launch_norm(device, norm, norm->x, op->x.data, NULL);
+        norm->rows == op->rows) {
+        int32_t taken = lower_layer(device, i + 1, op->x.data);
+        return 1 + (taken ? taken : launch_norm(device, norm, norm->x, op->x.data, NULL));
+    }
     launched(device, nib_cuda_add(device->stream, op->y.data, op->x.data, op->rows * op->y.width), "add", 1);
     set_half(device, op->y, false);
     return 1;
@@ -170,11 +175,15 @@ static struct target target_of(const struct nib_cuda_op *op, const struct nib_cu
     return (struct target){(float *)op->y.data + op->column, NULL, op->y.width};
 }
 
-static void skinny_linears(struct nib_device *device, const struct nib_cuda_op *ops, int32_t n,
-                           const struct nib_cuda_op *add, const uint16_t *x, int64_t first, int64_t rows)
+// Of rows first … first + rows - 1; x, if not NULL, is at the first of all.
+static struct nib_cuda_skinny_linear skinny_of(const struct nib_cuda_op *ops, int32_t n,
+                                               const struct nib_cuda_op *add, const uint16_t *x, int64_t first,
+                                               int64_t rows)
 {
-    struct nib_cuda_skinny_linear call = {
-        .x = x + first * ops->x.width, .rows = (int32_t)rows, .cols = (int32_t)ops->weight.cols, .n_outputs = n};
+    struct nib_cuda_skinny_linear call = {.x = x ? x + first * ops->x.width : NULL,
+                                          .rows = (int32_t)rows,
+                                          .cols = (int32_t)ops->weight.cols,
+                                          .n_outputs = n};
     for (int32_t j = 0; j < n; j++) {
         struct target to = target_of(&ops[j], add);
         call.outputs[j] = (struct nib_cuda_skinny_output){
@@ -186,6 +195,14 @@ static void skinny_linears(struct nib_device *device, const struct nib_cuda_op *
             .out = (int32_t)ops[j].weight.rows,
         };
     }
+    return call;
+}
+
+static void skinny_linears(struct nib_device *device, const struct nib_cuda_op *ops, int32_t n,
+                           const struct nib_cuda_op *add, const uint16_t *x, int64_t first, int64_t rows)
+{
+    struct nib_cuda_skinny_linear call = skinny_of(ops, n, add, x, first, rows);
+    call.any_order = !device->options.deterministic;
     const char *name = n > 1 ? "linears of one input" : ops->weight.rows > 32768 ? "head" : "linear";
     launched(device, nib_cuda_multiply_skinny(device->stream, &call), name, 1);
 }
@@ -222,7 +239,7 @@ static void bf16_linears(struct nib_device *device, const struct nib_cuda_op *op
                          const struct nib_cuda_op *add)
 {
     const uint16_t *x = half_of(device, ops->x, ops->rows);
-    bool many = ops->rows > NIB_CUDA_SKINNY_ROWS && device->gemm && !device->options.deterministic;
+    bool many = ops->rows > NIB_CUDA_SKINNY_BEST && device->gemm && !device->options.deterministic;
     if (many) {
         int32_t done = 0;
         while (done < n && gemm_linear(device, &ops[done], add, x))
@@ -236,19 +253,29 @@ static void bf16_linears(struct nib_device *device, const struct nib_cuda_op *op
     }
 }
 
-static int32_t lower_linear(struct nib_device *device, int32_t i)
+// How many linears of the same input follow one another from `i` on that one launch can do.
+static int32_t linears_of(const struct nib_device *device, int32_t i)
 {
-    const struct nib_cuda_op *op = &device->ops[i], *next;
-    if (!takes_bf16(op)) {
-        plain_linear(device, op);
-        set_half(device, op->y, false);
-        return 1;
-    }
+    const struct nib_cuda_op *op = op_at(device, i, NIB_CUDA_LINEAR), *next;
+    if (!op || !takes_bf16(op))
+        return 0;
     int32_t n = 1;
     while (n < NIB_CUDA_SKINNY_OUTPUTS && (next = op_at(device, i + n, NIB_CUDA_LINEAR)) &&
            next->x.data == op->x.data && next->x.width == op->x.width && next->rows == op->rows &&
            next->y.data != op->x.data && takes_bf16(next))
         n++;
+    return n;
+}
+
+static int32_t lower_linear(struct nib_device *device, int32_t i)
+{
+    const struct nib_cuda_op *op = &device->ops[i];
+    int32_t n = linears_of(device, i);
+    if (n == 0) {
+        plain_linear(device, op);
+        set_half(device, op->y, false);
+        return 1;
+    }
     const struct nib_cuda_op *add = n == 1 ? op_at(device, i + 1, NIB_CUDA_ADD) : NULL;
     if (add && !(add->x.data == op->y.data && add->y.data != op->y.data && add->y.data != op->x.data &&
                  add->rows == op->rows && whole(op) && is_dead(device, i + 2, op->y.data)))
@@ -271,55 +298,10 @@ static struct nib_cuda_cache cache_of(const struct nib_device *device, const str
     };
 }
 
-// Rotations of two inputs and the appends behind them, as far as they follow one another.
-static int32_t lower_rope(struct nib_device *device, int32_t i)
-{
-    const struct nib_cuda_op *q = &device->ops[i], *k = op_at(device, i + 1, NIB_CUDA_ROPE),
-                             *keys = op_at(device, i + 2, NIB_CUDA_APPEND),
-                             *values = op_at(device, i + 3, NIB_CUDA_APPEND);
-    struct nib_cuda_rotate_append call = {
-        .q = q->x.data,
-        .q_heads = q->n_heads,
-        .head_dim = q->head_dim,
-        .q_turn = q->rope,
-    };
-    int32_t taken = 1;
-    if (k && keys && keys->x.data == k->x.data && k->x.data != q->x.data) {
-        call.k = k->x.data;
-        call.k_heads = k->n_heads;
-        call.k_dim = k->head_dim;
-        call.k_turn = k->rope;
-        call.keys = cache_of(device, &keys->caches[0]);
-        taken = 3;
-        if (values && values->x.data != k->x.data) {
-            call.v = values->x.data;
-            call.values = cache_of(device, &values->caches[0]);
-            taken = 4;
-        }
-    }
-    if (taken == 1) {
-        launched(device,
-                 nib_cuda_rotate(device->stream, &device->view, q->x.data, q->n_heads, q->head_dim, &q->rope),
-                 "rope", 1);
-    } else {
-        launched(device, nib_cuda_rotate_and_append(device->stream, &device->view, &call), "rope, append", 1);
-        set_half(device, k->y, false);
-    }
-    set_half(device, q->y, false);
-    return taken;
-}
-
-static int32_t lower_append(struct nib_device *device, const struct nib_cuda_op *op)
-{
-    const struct nib_cuda_cache cache = cache_of(device, &op->caches[0]);
-    launched(device, nib_cuda_append(device->stream, &device->view, &cache, op->x.data), "append", 1);
-    return 1;
-}
-
-static int32_t lower_attend(struct nib_device *device, const struct nib_cuda_op *op)
+static struct nib_cuda_attention attention_of(struct nib_device *device, const struct nib_cuda_op *op)
 {
     const struct nib_attend *a = &op->attend;
-    const struct nib_cuda_attention call = {
+    return (struct nib_cuda_attention){
         .y = op->y.data,
         .y_half = half_room(device, op->y),
         .q = op->x.data,
@@ -336,12 +318,96 @@ static int32_t lower_attend(struct nib_device *device, const struct nib_cuda_op 
         .longest = device->key.longest,
         .by_row = device->options.deterministic,
     };
-    bool takes = nib_cuda_attend_takes(call.head_dim, call.v_dim) && call.keys.width % 8 == 0 &&
-                 call.values.width % 8 == 0 && op->caches[0].group == op->caches[1].group;
-    cudaError_t error = takes ? nib_cuda_attend_paged(device->stream, &device->view, &call)
-                              : nib_cuda_attend_plain(device->stream, &device->view, &call);
-    launched(device, error, a->window ? "attend, window" : "attend", 1);
+}
+
+// Whether the paged kernels take the call.
+static bool is_paged(const struct nib_cuda_op *op, const struct nib_cuda_attention *call)
+{
+    return nib_cuda_attend_takes(call->head_dim, call->v_dim) && call->keys.width % 8 == 0 &&
+           call->values.width % 8 == 0 && op->caches[0].group == op->caches[1].group;
+}
+
+static void attended(struct nib_device *device, const struct nib_cuda_op *op, cudaError_t error)
+{
+    launched(device, error, op->attend.window ? "attend, window" : "attend", 1);
     set_half(device, op->y, true);
+}
+
+// The attention behind the rotations and appends, in their launch, where each sequence has one row.
+static bool attend_fresh(struct nib_device *device, int32_t i, const struct nib_cuda_op *q,
+                         const struct nib_cuda_rotate_append *fresh)
+{
+    const struct nib_cuda_op *op = op_at(device, i, NIB_CUDA_ATTEND);
+    if (!op || op->x.data != q->x.data || device->options.deterministic || !is_dead(device, i + 1, op->x.data) ||
+        !is_dead(device, i + 1, fresh->k))
+        return false;
+    const struct nib_cuda_attention call = attention_of(device, op);
+    if (call.keys.data != fresh->keys.data || call.values.data != fresh->values.data || !is_paged(op, &call) ||
+        !nib_cuda_attend_fresh_takes(&call, fresh))
+        return false;
+    attended(device, op, nib_cuda_attend_fresh(device->stream, &device->view, &call, fresh));
+    return true;
+}
+
+// The rotation of an input at `i`, and of another one and the appends behind them, as far as they follow one another.
+// Returns how many operations the call stands for.
+static int32_t rotations_at(const struct nib_device *device, int32_t i, struct nib_cuda_rotate_append *call)
+{
+    const struct nib_cuda_op *q = &device->ops[i], *k = op_at(device, i + 1, NIB_CUDA_ROPE),
+                             *keys = op_at(device, i + 2, NIB_CUDA_APPEND),
+                             *values = op_at(device, i + 3, NIB_CUDA_APPEND);
+    *call = (struct nib_cuda_rotate_append){
+        .q = q->x.data,
+        .q_heads = q->n_heads,
+        .head_dim = q->head_dim,
+        .q_turn = q->rope,
+    };
+    if (!k || !keys || keys->x.data != k->x.data || k->x.data == q->x.data)
+        return 1;
+    call->k = k->x.data;
+    call->k_heads = k->n_heads;
+    call->k_dim = k->head_dim;
+    call->k_turn = k->rope;
+    call->keys = cache_of(device, &keys->caches[0]);
+    if (!values || values->x.data == k->x.data)
+        return 3;
+    call->v = values->x.data;
+    call->values = cache_of(device, &values->caches[0]);
+    return 4;
+}
+
+static int32_t lower_rope(struct nib_device *device, int32_t i)
+{
+    const struct nib_cuda_op *q = &device->ops[i];
+    struct nib_cuda_rotate_append call;
+    int32_t taken = rotations_at(device, i, &call);
+    if (taken == 4 && attend_fresh(device, i + 4, q, &call))
+        return 5;
+    if (taken == 1) {
+        launched(device,
+                 nib_cuda_rotate(device->stream, &device->view, q->x.data, q->n_heads, q->head_dim, &q->rope),
+                 "rope", 1);
+    } else {
+        launched(device, nib_cuda_rotate_and_append(device->stream, &device->view, &call), "rope, append", 1);
+        set_half(device, q[1].y, false);
+    }
+    set_half(device, q->y, false);
+    return taken;
+}
+
+static int32_t lower_append(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    const struct nib_cuda_cache cache = cache_of(device, &op->caches[0]);
+    launched(device, nib_cuda_append(device->stream, &device->view, &cache, op->x.data), "append", 1);
+    return 1;
+}
+
+static int32_t lower_attend(struct nib_device *device, const struct nib_cuda_op *op)
+{
+    const struct nib_cuda_attention call = attention_of(device, op);
+    attended(device, op,
+             is_paged(op, &call) ? nib_cuda_attend_paged(device->stream, &device->view, &call)
+                                 : nib_cuda_attend_plain(device->stream, &device->view, &call));
     return 1;
 }
 
@@ -389,22 +455,21 @@ static int32_t lower_sample(struct nib_device *device, const struct nib_cuda_op 
     return 1;
 }
 
-// The norm, the router's product and the choice in one launch, where the three follow one another.
-static bool norm_route(struct nib_device *device, int32_t i)
+// The norm at `i`, the router's product and the choice, where the three follow one another.
+static bool norm_route_at(struct nib_device *device, int32_t i, struct nib_cuda_norm_route *call)
 {
-    const struct nib_cuda_op *norm = &device->ops[i], *linear = op_at(device, i + 1, NIB_CUDA_LINEAR),
+    const struct nib_cuda_op *norm = op_at(device, i, NIB_CUDA_RMS_NORM),
+                             *linear = op_at(device, i + 1, NIB_CUDA_LINEAR),
                              *route = op_at(device, i + 2, NIB_CUDA_ROUTE);
-    uint16_t *half = half_room(device, norm->y);
-    if (device->options.deterministic || !linear || !route || !half || norm->y.data == norm->x.data ||
-        !linear->exact || linear->x.data != norm->y.data || linear->weight.element != NIB_CUDA_BF16 ||
-        linear->weight.cols != norm->x.width || !whole(linear) || route->x.data != linear->y.data ||
-        linear->rows != norm->rows || route->rows != norm->rows ||
-        !nib_cuda_norm_route_takes(norm->rows, (int32_t)norm->x.width, &route->router))
+    if (device->options.deterministic || !norm || !linear || !route || !half_room(device, norm->y) ||
+        norm->y.data == norm->x.data || !linear->exact || linear->x.data != norm->y.data ||
+        linear->weight.element != NIB_CUDA_BF16 || linear->weight.cols != norm->x.width || !whole(linear) ||
+        route->x.data != linear->y.data || linear->rows != norm->rows || route->rows != norm->rows)
         return false;
-    const struct nib_cuda_norm_route call = {
+    *call = (struct nib_cuda_norm_route){
         .x = norm->x.data,
         .y = norm->y.data,
-        .y_half = half,
+        .y_half = half_room(device, norm->y),
         .norm_weight = norm->vector,
         .eps = norm->eps,
         .tokens = norm->rows,
@@ -418,16 +483,82 @@ static bool norm_route(struct nib_device *device, int32_t i)
         .log = log_of(device, route),
         .counters = device->counters,
     };
-    launched(device, nib_cuda_norm_and_route(device->stream, &call), "norm, router, route", 1);
-    set_half(device, norm->y, true);
-    set_half(device, linear->y, false);
     return true;
+}
+
+static int32_t norm_routed(struct nib_device *device, int32_t i, cudaError_t error, const char *name)
+{
+    launched(device, error, name, 1);
+    set_half(device, device->ops[i].y, true);
+    set_half(device, device->ops[i + 1].y, false);
+    return 3;
+}
+
+// ---- whole layers ----
+
+// What lies between two MoE calls, from the norm at `i` on: how many operations, or 0 where anything else follows.
+static int32_t layer_at(struct nib_device *device, int32_t i, struct nib_cuda_layer *layer)
+{
+    const struct nib_cuda_op *ops = device->ops, *norm = &ops[i];
+    int32_t at = i + 1, n = linears_of(device, at);
+    if (n == 0 || ops[at].x.data != norm->y.data || norm->y.data == norm->x.data || ops[at].rows != norm->rows)
+        return 0;
+    layer->norm_weight = norm->vector;
+    layer->eps = norm->eps;
+    layer->x = norm->x.data;
+    layer->qkv = skinny_of(&ops[at], n, NULL, NULL, 0, norm->rows);
+    at += n;
+    if (!op_at(device, at, NIB_CUDA_ROPE) || rotations_at(device, at, &layer->fresh) != 4)
+        return 0;
+    at += 4;
+    const struct nib_cuda_op *attend = op_at(device, at, NIB_CUDA_ATTEND),
+                             *o = op_at(device, at + 1, NIB_CUDA_LINEAR),
+                             *add = op_at(device, at + 2, NIB_CUDA_ADD);
+    if (!attend || !o || !add || attend->x.data != layer->fresh.q || o->x.data != attend->y.data ||
+        !takes_bf16(o) || add->x.data != o->y.data || add->y.data != norm->x.data || !whole(o) ||
+        o->rows != norm->rows || !norm_route_at(device, at + 3, &layer->route) || layer->route.x != norm->x.data ||
+        layer->route.y != norm->y.data || layer->route.tokens != norm->rows)
+        return 0;
+    layer->attention = attention_of(device, attend);
+    layer->o = skinny_of(o, 1, add, NULL, 0, o->rows);
+    if (!is_paged(attend, &layer->attention) || layer->attention.keys.data != layer->fresh.keys.data ||
+        layer->attention.values.data != layer->fresh.values.data || !is_dead(device, at + 6, attend->x.data) ||
+        !is_dead(device, at + 6, layer->fresh.k) || !is_dead(device, at + 6, attend->y.data) ||
+        !is_dead(device, at + 6, o->y.data))
+        return 0;
+    return at + 6 - i;
+}
+
+// The norm at `i` and all that follows up to the choice of experts in one launch; 0 where that cannot be.
+static int32_t lower_layer(struct nib_device *device, int32_t i, const float *branch)
+{
+    struct nib_cuda_layer layer = {
+        .branch = branch,
+        .partial = device->layer_partial,
+        .counters = device->layer_counters,
+    };
+    if (device->key.longest != 1 || device->ops[i].rows > NIB_CUDA_LAYER_ROWS || device->options.deterministic)
+        return 0;
+    int32_t taken = layer_at(device, i, &layer);
+    if (!taken || !nib_cuda_layer_takes(&layer, device->multiprocessors))
+        return 0;
+    norm_routed(device, i + taken - 3,
+                nib_cuda_run_layer(device->stream, &device->view, &layer, device->multiprocessors),
+                "layer up to its experts");
+    set_half(device, device->ops[i].x, false);
+    return taken;
 }
 
 static int32_t lower_norm(struct nib_device *device, int32_t i)
 {
     const struct nib_cuda_op *op = &device->ops[i];
-    return norm_route(device, i) ? 3 : launch_norm(device, op, op->x, NULL, NULL);
+    struct nib_cuda_norm_route call;
+    int32_t taken = lower_layer(device, i, NULL);
+    if (taken)
+        return taken;
+    if (norm_route_at(device, i, &call) && nib_cuda_norm_route_takes(op->rows, (int32_t)op->x.width, &call.router))
+        return norm_routed(device, i, nib_cuda_norm_and_route(device->stream, &call), "norm, router, route");
+    return launch_norm(device, op, op->x, NULL, NULL);
 }
 
 static int32_t lower_one(struct nib_device *device, int32_t i)

@@ -108,7 +108,7 @@ static void describe(struct nib_device *device, const struct nib_step *step)
         longest = rows > longest ? rows : longest;
     }
     device->key = (struct nib_cuda_key){
-        step->n_tokens, step->n_sequences, step->n_outputs, step->n_groups, width, longest,
+        step->n_tokens, step->n_sequences, step->n_outputs, step->n_groups, width, longest, NULL,
     };
     size_t asks = (size_t)step->n_outputs * sizeof(struct nib_cuda_sample_ask);
     size_t words = 3 * (size_t)step->n_tokens + (size_t)step->n_sequences + 1 + (size_t)step->n_outputs +
@@ -337,8 +337,10 @@ nib_status nib_cuda_end(struct nib_device *device, struct nib_error *err)
 void nib_cuda_read(struct nib_device *device, int64_t rows, struct nib_buffer x, float *host)
 {
     size_t values = (size_t)(rows * x.width);
-    if (device->step)
+    if (device->step) {
+        device->key.wanted = device->flushed ? device->key.wanted : x.data;
         flush(device);
+    }
     if (!device->error.status &&
         nib_cuda_ok(device,
                     cudaMemcpyAsync(host, x.data, values * sizeof *host, cudaMemcpyDeviceToHost, device->stream),

@@ -107,7 +107,7 @@ cudaError_t nib_cuda_route(cudaStream_t stream, int32_t tokens, const float *log
                            float *weights /* [T, top_k] */, int32_t *log /* [T, top_k] */);
 
 // For few tokens: y = rms_norm(x), the logits of a bf16 router from it in fp32, and the choice, in one launch.
-enum { NIB_CUDA_NORM_ROUTE_TOKENS = 64, NIB_CUDA_NORM_ROUTE_GROUPS = 4 };
+enum { NIB_CUDA_NORM_ROUTE_TOKENS = 64, NIB_CUDA_NORM_ROUTE_GROUPS = 12 };
 struct nib_cuda_norm_route {
     const float *x;           /* [T, width] */
     float *y;                 /* [T, width] */

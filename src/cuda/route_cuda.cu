@@ -11,7 +11,7 @@ namespace
 {
 
 constexpr unsigned route_warps = 4;
-constexpr int kept_vectors = 12; // of eight columns each that a lane keeps of an expert's row
+constexpr int most_shared = 160 * 1024;
 
 __global__ void __launch_bounds__(route_warps * 32)
     route(const nib_cuda_router r, int tokens, const float *logits, int32_t *ids, float *weights, int32_t *log)
@@ -29,92 +29,79 @@ __global__ void __launch_bounds__(route_warps * 32)
     choose_experts(r, scores, scores + r.n_experts, target_of(ids, weights, log, token, r.top_k), lane);
 }
 
-__device__ __forceinline__ uint32_t pack(float a, float b)
-{
-    __nv_bfloat162 two = __floats2bfloat162_rn(a, b);
-    return reinterpret_cast<uint32_t &>(two);
-}
-
-__device__ __forceinline__ void load_eight(float (&values)[8], const float *from)
-{
-    float4 low = *reinterpret_cast<const float4 *>(from), high = *reinterpret_cast<const float4 *>(from + 4);
-    values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
-    values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
-}
-
-// An expert's row times the norm's weights: the token's own factor is multiplied with the whole sum.
-struct expert_row {
-    float values[kept_vectors][8];
+// What a block of norm_route keeps in shared memory, in bytes from its beginning.
+struct norm_route_layout {
+    int row, wide_row; // bytes of a row of bf16 and of fp32
+    int norm, x, scores, bytes;
 };
 
-__device__ __forceinline__ void load_row(expert_row &row, const nib_cuda_norm_route &p, int expert, int lane)
+__host__ __device__ inline norm_route_layout lay_out(int width, int n_experts)
 {
-    const uint4 *weights = static_cast<const uint4 *>(p.weight) + static_cast<int64_t>(expert) * p.width / 8;
-#pragma unroll
-    for (int i = 0; i < kept_vectors; i++) {
-        int vector = i * 32 + lane;
-        if (vector * 8 >= p.width || expert >= p.router.n_experts) {
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                row.values[i][j] = 0;
-            continue;
-        }
-        uint4 packed = weights[vector];
-        load_eight(row.values[i], p.norm_weight + vector * 8);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint32_t word = reinterpret_cast<const uint32_t *>(&packed)[j];
-            row.values[i][2 * j] *= __uint_as_float(word << 16);
-            row.values[i][2 * j + 1] *= __uint_as_float(word & 0xffff0000u);
-        }
-    }
+    norm_route_layout l = {};
+    l.row = width * 2;
+    l.wide_row = width * 4;
+    l.norm = static_cast<int>(route_warps) * l.row; // behind the experts' rows
+    l.x = l.norm + l.wide_row;
+    l.scores = l.x + 2 * l.wide_row;
+    l.bytes = l.scores + static_cast<int>(route_warps) * 2 * n_experts * 4;
+    return l;
 }
 
-// Sums of squares and of products over a token's row.
-__device__ __forceinline__ float2 sums_of(const expert_row &row, const float *x, int width, int lane)
+// Sums of squares and of products over a token's row: the token's own factor is multiplied with the whole product.
+__device__ __forceinline__ float2 sums_of(const uint8_t *weights, const float *norm, const float *x, int width,
+                                          int lane)
 {
     float square = 0, product = 0;
-#pragma unroll
-    for (int i = 0; i < kept_vectors; i++) {
-        int column = (i * 32 + lane) * 8;
-        if (column >= width)
-            continue;
-        float values[8];
-        load_eight(values, x + column);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            square += values[j] * values[j];
-            product += values[j] * row.values[i][j];
-        }
+#pragma unroll 4
+    for (int column = lane * 4; column < width; column += 128) {
+        float4 value = *reinterpret_cast<const float4 *>(x + column);
+        float4 factor = *reinterpret_cast<const float4 *>(norm + column);
+        uint2 packed = *reinterpret_cast<const uint2 *>(weights + column * 2);
+        square += value.x * value.x + value.y * value.y + value.z * value.z + value.w * value.w;
+        product += value.x * factor.x * __uint_as_float(packed.x << 16);
+        product += value.y * factor.y * __uint_as_float(packed.x & 0xffff0000u);
+        product += value.z * factor.z * __uint_as_float(packed.y << 16);
+        product += value.w * factor.w * __uint_as_float(packed.y & 0xffff0000u);
     }
     return make_float2(warp_sum(square), warp_sum(product));
 }
 
-// The normed row, as fp32 and bf16, shared by the block's warps.
-__device__ __forceinline__ void store_normed(const nib_cuda_norm_route &p, int token, float inverse)
+// The normed row, as fp32 and bf16, shared by the block's threads.
+__device__ __forceinline__ void store_normed(const nib_cuda_norm_route &p, int token, const float *x,
+                                             const float *norm, float inverse)
 {
     int64_t at = static_cast<int64_t>(token) * p.width;
-    for (int column = static_cast<int>(threadIdx.x) * 8; column < p.width; column += route_warps * 32 * 8) {
-        float x[8], weight[8];
-        load_eight(x, p.x + at + column);
-        load_eight(weight, p.norm_weight + column);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            x[j] = x[j] * inverse * weight[j];
-        float4 *y = reinterpret_cast<float4 *>(p.y + at + column);
-        y[0] = make_float4(x[0], x[1], x[2], x[3]);
-        y[1] = make_float4(x[4], x[5], x[6], x[7]);
-        *reinterpret_cast<uint4 *>(p.y_half + at + column) =
-            make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    for (int column = static_cast<int>(threadIdx.x) * 4; column < p.width; column += route_warps * 32 * 4) {
+        float4 value = *reinterpret_cast<const float4 *>(x + column);
+        float4 factor = *reinterpret_cast<const float4 *>(norm + column);
+        value = make_float4(value.x * inverse * factor.x, value.y * inverse * factor.y,
+                            value.z * inverse * factor.z, value.w * inverse * factor.w);
+        __nv_bfloat162 low = __floats2bfloat162_rn(value.x, value.y);
+        __nv_bfloat162 high = __floats2bfloat162_rn(value.z, value.w);
+        *reinterpret_cast<float4 *>(p.y + at + column) = value;
+        *reinterpret_cast<uint2 *>(p.y_half + at + column) =
+            make_uint2(reinterpret_cast<uint32_t &>(low), reinterpret_cast<uint32_t &>(high));
     }
 }
 
-// Counts this block in, and makes what it has stored and what the others have visible to whom it concerns.
-__device__ __forceinline__ unsigned count_in(unsigned *counter)
+// Starts the copies of the block's experts' rows and of the norm's weights. One thread's work.
+__device__ __forceinline__ void fetch_weights(const nib_cuda_norm_route &p, const norm_route_layout &l,
+                                              uint32_t memory, uint32_t barrier)
 {
-    unsigned before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    return before;
+    int first = static_cast<int>(blockIdx.x * route_warps);
+    int count = min(static_cast<int>(route_warps), p.router.n_experts - first);
+    uint64_t keep = evict_first_policy();
+    barrier_arrive_expect(barrier, count * l.row + l.wide_row);
+    bulk_copy(memory, static_cast<const uint8_t *>(p.weight) + static_cast<int64_t>(first) * l.row, count * l.row,
+              barrier, keep);
+    bulk_copy(memory + l.norm, p.norm_weight, l.wide_row, barrier, keep);
+}
+
+__device__ __forceinline__ void fetch_token(const nib_cuda_norm_route &p, const norm_route_layout &l, int token,
+                                            uint32_t target, uint32_t barrier)
+{
+    barrier_arrive_expect(barrier, l.wide_row);
+    bulk_copy(target, p.x + static_cast<int64_t>(token) * p.width, l.wide_row, barrier, evict_first_policy());
 }
 
 // True in the last block of the token group to come here, which then sees the logits of all.
@@ -123,7 +110,7 @@ __device__ __forceinline__ bool is_last(unsigned *counter)
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = count_in(counter) == gridDim.x - 1;
+        last = add_acquire_release(counter, 1) == gridDim.x - 1;
         if (last)
             *counter = 0;
     }
@@ -131,32 +118,53 @@ __device__ __forceinline__ bool is_last(unsigned *counter)
     return last;
 }
 
-// Blocks (experts, tokens): a warp has an expert's row in registers and meets it with the group's tokens one by one; the
-// last block of a group routes its tokens.
+// Blocks (experts, tokens): a warp has an expert's row and meets it with the group's tokens one by one; the last block of a
+// group routes its tokens. Rows come by bulk copies and the loops are short: what a launch this small waits for is memory
+// and instructions that it runs once.
 __global__ void __launch_bounds__(route_warps * 32)
     norm_route(const __grid_constant__ nib_cuda_norm_route p, int tokens_a_group)
 {
-    extern __shared__ float memory[];
+    extern __shared__ __align__(128) uint8_t rows[];
+    __shared__ uint64_t barriers[3];
+    norm_route_layout l = lay_out(p.width, p.router.n_experts);
     int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
     int expert = static_cast<int>(blockIdx.x * route_warps) + warp;
-    int first = static_cast<int>(blockIdx.y) * tokens_a_group, end = min(p.tokens, first + tokens_a_group);
-    expert_row row;
-    load_row(row, p, expert, lane);
+    int first = static_cast<int>(blockIdx.y) * tokens_a_group, count = min(p.tokens - first, tokens_a_group);
+    uint32_t memory = shared_address(rows), barrier = shared_address(barriers);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 3; i++)
+            barrier_init(barrier + 8 * i, 1);
+        barrier_init_fence();
+        fetch_weights(p, l, memory, barrier);
+    }
     float bias = p.bias && expert < p.router.n_experts ? p.bias[expert] : 0.0f;
+    const float *norm = reinterpret_cast<const float *>(rows + l.norm);
+    __syncthreads();
     wait_for_previous_kernel();
-    for (int token = first; token < end; token++) {
-        float2 sums = sums_of(row, p.x + static_cast<int64_t>(token) * p.width, p.width, lane);
+    allow_next_kernel();
+    if (threadIdx.x == 0) {
+        asm volatile("fence.proxy.async.global;" ::: "memory"); // others stored what is copied now
+        for (int i = 0; i < 2 && i < count; i++)
+            fetch_token(p, l, first + i, memory + l.x + i * l.wide_row, barrier + 8 + 8 * i);
+    }
+    barrier_wait(barrier, 0);
+    for (int i = 0; i < count; i++) {
+        const float *x = reinterpret_cast<const float *>(rows + l.x + i % 2 * l.wide_row);
+        barrier_wait(barrier + 8 + 8 * (i % 2), i / 2 % 2);
+        float2 sums = sums_of(rows + warp * l.row, norm, x, p.width, lane);
         float inverse = 1.0f / sqrtf(sums.x / static_cast<float>(p.width) + p.eps);
         if (lane == 0 && expert < p.router.n_experts)
-            p.logits[static_cast<int64_t>(token) * p.router.n_experts + expert] = sums.y * inverse + bias;
-        if (token % gridDim.x == blockIdx.x)
-            store_normed(p, token, inverse);
+            p.logits[static_cast<int64_t>(first + i) * p.router.n_experts + expert] = sums.y * inverse + bias;
+        if ((first + i) % gridDim.x == blockIdx.x)
+            store_normed(p, first + i, x, norm, inverse);
+        __syncthreads();
+        if (threadIdx.x == 0 && i + 2 < count)
+            fetch_token(p, l, first + i + 2, memory + l.x + i % 2 * l.wide_row, barrier + 8 + 8 * (i % 2));
     }
-    allow_next_kernel();
     if (!is_last(p.counters + blockIdx.y))
         return;
-    float *scores = memory + 2 * warp * p.router.n_experts;
-    for (int token = first + warp; token < end; token += route_warps) {
+    float *scores = reinterpret_cast<float *>(rows + l.scores) + 2 * warp * p.router.n_experts;
+    for (int token = first + warp; token < first + count; token += route_warps) {
         for (int e = lane; e < p.router.n_experts; e += 32)
             scores[e] = __ldcg(p.logits + static_cast<int64_t>(token) * p.router.n_experts + e);
         choose_experts(p.router, scores, scores + p.router.n_experts,
@@ -188,8 +196,8 @@ cudaError_t nib_cuda_route(cudaStream_t stream, int32_t tokens, const float *log
 
 bool nib_cuda_norm_route_takes(int32_t tokens, int32_t width, const nib_cuda_router *router)
 {
-    return tokens <= NIB_CUDA_NORM_ROUTE_TOKENS && width % 8 == 0 && width <= kept_vectors * 32 * 8 &&
-           fits(*router);
+    return tokens <= NIB_CUDA_NORM_ROUTE_TOKENS && width % 8 == 0 && width <= 16384 && fits(*router) &&
+           lay_out(width, router->n_experts).bytes <= most_shared;
 }
 
 cudaError_t nib_cuda_norm_and_route(cudaStream_t stream, const nib_cuda_norm_route *call)
@@ -198,6 +206,10 @@ cudaError_t nib_cuda_norm_and_route(cudaStream_t stream, const nib_cuda_norm_rou
     int groups = call->tokens < NIB_CUDA_NORM_ROUTE_GROUPS ? call->tokens : NIB_CUDA_NORM_ROUTE_GROUPS;
     int tokens_a_group = (call->tokens + groups - 1) / groups;
     dim3 grid(experts, static_cast<unsigned>((call->tokens + tokens_a_group - 1) / tokens_a_group));
-    return nib_launch(norm_route, grid, route_warps * 32, shared_bytes(call->router), stream, *call,
+    int bytes = lay_out(call->width, call->router.n_experts).bytes;
+    cudaError_t error = cudaFuncSetAttribute(norm_route, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared);
+    if (error != cudaSuccess)
+        return error;
+    return nib_launch(norm_route, grid, route_warps * 32, static_cast<size_t>(bytes), stream, *call,
                       tokens_a_group);
 }

@@ -2,6 +2,9 @@
 // tiles of at most 16, all of one height. Sixteen warps share a tile's columns: each streams its slice of the rows from
 // memory into registers, eight units of 32 columns ahead and across tiles, and multiplies it with the inputs in shared
 // memory. The slices' sums meet in shared memory. The loads begin before the previous kernel has ended.
+//
+// With many rows the inputs are as many bytes for a multiprocessor as its weights. Clusters of four blocks then share both
+// out: each has a quarter of the columns, a tile is one warp's, and the quarters' sums meet over the cluster.
 #include "cuda/skinny_linear.h"
 
 #include <cuda_bf16.h>
@@ -23,7 +26,8 @@ struct skinny_args {
     int total_out; // rows of all weights
     int units;     // of a row
     int chunk;     // units that a warp has on their way
-    int pitch; // bytes between rows of x in shared memory: 64 more than a multiple of 128, so no bank conflicts
+    int pitch;   // bytes between rows of x in shared memory: 64 more than a multiple of 128, so no bank conflicts
+    int buffers; // for sums; in clusters only
 };
 
 // Buffers for the sums of a tile's slices; with many columns there is room for one.
@@ -87,7 +91,7 @@ struct weight_stream {
     const nib_cuda_skinny_linear &call;
     const block_tiles &tiles;
     int lane, first, end, chunk; // units of the slice, and of a chunk
-    int tile, unit;              // where the next chunk begins
+    int step, tile, unit;        // from a tile to the next; where the next chunk begins
     const uint4 *low, *high;     // null: no such row
 
     __device__ __forceinline__ void enter_tile()
@@ -111,7 +115,7 @@ struct weight_stream {
     {
         unit += chunk;
         if (unit >= end) {
-            tile++;
+            tile += step;
             enter_tile();
             return;
         }
@@ -280,7 +284,7 @@ __global__ void __launch_bounds__(threads, 1) skinny_linear(const __grid_constan
 
     block_tiles tiles = tiles_of_block(args.total_out);
     weight_stream stream = {
-        call, tiles,   lane,   warp * args.units / warps, (warp + 1) * args.units / warps, args.chunk, 0,
+        call, tiles,   lane,   warp * args.units / warps, (warp + 1) * args.units / warps, args.chunk, 1, 0,
         0,    nullptr, nullptr};
     uint4 low[depth], high[depth];
     stream.enter_tile();
@@ -327,6 +331,172 @@ __global__ void __launch_bounds__(threads, 1) skinny_linear(const __grid_constan
     }
 }
 
+// ---- clusters ----
+
+constexpr int cluster_blocks = 4;
+
+// Buffers for the sums that a block adds up, in each [warp][block][group of 8 inputs][lane] float4.
+template <int columns> constexpr int quarter_sum_bytes = warps *cluster_blocks *(columns / cluster_blocks) * 512;
+
+__device__ __forceinline__ void store_in_block(uint32_t address, int block, const float (&v)[4])
+{
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(v[0]), "f"(v[1]), "f"(v[2]),
+                 "f"(v[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// The quarter's columns of all rows; those that fill up its last unit as zeros.
+__device__ __forceinline__ void copy_quarter(const skinny_args &args, int first, int end, uint8_t *inputs)
+{
+    const nib_cuda_skinny_linear &call = args.call;
+    int pieces = (end - first) * (unit_bytes / 16), begin = first * (unit_bytes / 16);
+    for (int i = threadIdx.x; i < call.rows * pieces; i += threads) {
+        int row = i / pieces, piece = i - row * pieces;
+        bool inside = (begin + piece) * 8 < call.cols;
+        uint32_t target = shared_address(inputs + row * args.pitch + piece * 16);
+        const uint16_t *from = call.x + static_cast<int64_t>(row) * call.cols + (inside ? (begin + piece) * 8 : 0);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(inside ? 16 : 0)
+                     : "memory");
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// The tiles of all blocks of a cluster: its warps take them in turn.
+__device__ __forceinline__ block_tiles tiles_of_cluster(int total)
+{
+    int64_t cluster = blockIdx.x / cluster_blocks, clusters = gridDim.x / cluster_blocks;
+    block_tiles tiles;
+    tiles.begin = static_cast<int>(cluster * total / clusters);
+    tiles.end = static_cast<int>((cluster + 1) * total / clusters);
+    int rows = tiles.end - tiles.begin, rounds = (rows + warps * tile_rows - 1) / (warps * tile_rows);
+    tiles.count = rounds * warps;
+    tiles.height = rounds ? (rows + tiles.count - 1) / tiles.count : 0;
+    return tiles;
+}
+
+template <int columns, int depth>
+__global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads, 1)
+    split_linear(const __grid_constant__ skinny_args args)
+{
+    constexpr int groups = columns / cluster_blocks; // of 8 inputs, whose sums a block adds up
+    extern __shared__ __align__(128) uint8_t memory[];
+    const nib_cuda_skinny_linear &call = args.call;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = static_cast<int>(blockIdx.x) % cluster_blocks;
+    block_tiles tiles = tiles_of_cluster(args.total_out);
+    int first = block * args.units / cluster_blocks, end = (block + 1) * args.units / cluster_blocks,
+        buffers = args.buffers;
+    uint8_t *inputs = memory + buffers * quarter_sum_bytes<columns>;
+    weight_stream stream = {call, tiles, lane, first, end, args.chunk, warps, warp, 0, nullptr, nullptr};
+    uint4 low[depth], high[depth];
+    stream.enter_tile();
+#pragma unroll
+    for (int i = 0; i < depth; i++)
+        if (i < args.chunk)
+            stream.load(i, low[i], high[i]);
+    stream.advance();
+    cluster_arrive();
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    copy_quarter(args, first, end, inputs);
+    cluster_wait(); // all blocks are there
+    __syncthreads();
+
+    uint32_t x[columns];
+#pragma unroll
+    for (int j = 0; j < columns; j++)
+        x[j] = shared_address(inputs) + min(lane / 4 + j * 8, call.rows - 1) * args.pitch + lane % 4 * 16;
+    uint32_t own = shared_address(memory) + warp * cluster_blocks * groups * 512 + lane * 16;
+#pragma unroll 1
+    for (int tile = warp, buffer = 0; tile < tiles.count; tile += warps, buffer ^= buffers - 1) {
+        float sums[columns][4] = {};
+#pragma unroll 1
+        for (int unit = first; unit < end; unit += args.chunk) {
+#pragma unroll
+            for (int i = 0; i < depth; i++) {
+                if (i >= args.chunk)
+                    break;
+                if (unit + i < end)
+                    multiply<columns>(sums, x, (unit + i - first) * unit_bytes, low[i], high[i]);
+                stream.load(i, low[i], high[i]);
+            }
+            stream.advance();
+        }
+        uint32_t at = own + buffer * quarter_sum_bytes<columns>;
+#pragma unroll
+        for (int j = 0; j < columns; j++)
+            store_in_block(at + (block * groups + j % groups) * 512, j / groups, sums[j]);
+        cluster_arrive();
+        int row = tiles.first_row(tile) + lane / 4, limit = tiles.end_row(tile);
+        target low_target[groups], high_target[groups];
+#pragma unroll
+        for (int j = 0; j < groups; j++) {
+            int input = (block * groups + j) * 8 + lane % 4 * 2;
+            low_target[j] = find_target(call, row, limit, input);
+            high_target[j] = find_target(call, row + 8, limit, input);
+        }
+        cluster_wait();
+#pragma unroll
+        for (int j = 0; j < groups; j++) {
+            float4 sum = load_shared_f4(at + j * 512);
+#pragma unroll
+            for (int i = 1; i < cluster_blocks; i++)
+                sum = add4(sum, load_shared_f4(at + (i * groups + j) * 512));
+            store(low_target[j], sum.x, sum.y);
+            store(high_target[j], sum.z, sum.w);
+        }
+    }
+}
+
+int pitch_of(int units)
+{
+    return units * unit_bytes + (units % 2 ? 0 : unit_bytes);
+}
+
+constexpr int whole_shared = max_shared - 1024; // so that no two blocks share a multiprocessor
+
+template <int columns, int depth> cudaError_t launch_clusters(cudaStream_t stream, skinny_args args, int blocks)
+{
+    auto kernel = split_linear<columns, depth>;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster_blocks;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(blocks / cluster_blocks * cluster_blocks));
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = whole_shared;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0; // that there is room for at once
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, whole_shared);
+    if (error == cudaSuccess)
+        error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    if (error != cudaSuccess)
+        return error;
+    clusters = clusters < blocks / cluster_blocks ? clusters : blocks / cluster_blocks;
+    int rows = (args.total_out + clusters - 1) / clusters,
+        quarter = (args.units + cluster_blocks - 1) / cluster_blocks, chunks = (quarter + depth - 1) / depth;
+    args.buffers = rows > warps * tile_rows ? 2 : 1;
+    args.pitch = pitch_of(quarter);
+    args.chunk = (quarter + chunks - 1) / chunks;
+    if (args.buffers * quarter_sum_bytes<columns> + args.call.rows * args.pitch > whole_shared)
+        return cudaErrorNotSupported;
+    return nib_launch(kernel, dim3(static_cast<unsigned>(clusters * cluster_blocks)), threads,
+                      static_cast<size_t>(whole_shared), stream, args);
+}
+
 template <int columns, int depth> cudaError_t launch(cudaStream_t stream, skinny_args &args, int blocks)
 {
     int shared = sum_buffers<columns> * sum_bytes<columns> + args.call.rows * args.pitch;
@@ -338,11 +508,6 @@ template <int columns, int depth> cudaError_t launch(cudaStream_t stream, skinny
     args.chunk = (slice + chunks - 1) / chunks;
     return nib_launch(skinny_linear<columns, depth>, dim3(static_cast<unsigned>(blocks)), threads,
                       static_cast<size_t>(shared), stream, args);
-}
-
-int pitch_of(int units)
-{
-    return units * unit_bytes + (units % 2 ? 0 : unit_bytes);
 }
 
 // Rows whose inputs fit beside the sums. The last 1 KiB is the runtime's, and some is static.
@@ -379,11 +544,18 @@ cudaError_t nib_cuda_multiply_skinny(cudaStream_t stream, const struct nib_cuda_
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    skinny_args args = {*call, 0, (call->cols + unit_columns - 1) / unit_columns, 0, 0};
+    skinny_args args = {*call, 0, (call->cols + unit_columns - 1) / unit_columns, 0, 0, 0};
     args.pitch = pitch_of(args.units);
     for (int i = 0; i < call->n_outputs; i++)
         args.total_out += call->outputs[i].out;
     int at_once = rows_at_once(args.pitch);
+    if (error == cudaSuccess && call->any_order && call->x && call->rows > at_once) {
+        error =
+            call->rows <= 32 ? launch_clusters<4, 8>(stream, args, sms) : launch_clusters<8, 6>(stream, args, sms);
+        if (error != cudaErrorNotSupported)
+            return error;
+        error = cudaSuccess;
+    }
     for (int done = 0; error == cudaSuccess && done < call->rows; done += args.call.rows) {
         int rows = call->rows - done < at_once ? call->rows - done : at_once;
         args.call.rows = rows;

@@ -1,5 +1,5 @@
 // y = x W^T for few rows: W streams once past the tensor cores at memory speed. The sums of a row run in an order that
-// depends on the number of columns alone, so a row's bits do not depend on the rows beside it.
+// depends on the number of columns alone, so a row's bits do not depend on the rows beside it, unless a call allows it.
 #ifndef NIB_CUDA_SKINNY_LINEAR_H
 #define NIB_CUDA_SKINNY_LINEAR_H
 
@@ -12,6 +12,7 @@ extern "C" {
 #endif
 
 #define NIB_CUDA_SKINNY_ROWS 64   // rows of one call at most
+#define NIB_CUDA_SKINNY_BEST 32   // beyond, a library's matrix product is faster
 #define NIB_CUDA_SKINNY_OUTPUTS 8 // products of one call at most
 
 // y[r, o] = x[r] . weight[o] + bias[o] + added[r, o]
@@ -31,6 +32,7 @@ struct nib_cuda_skinny_linear {
     const float *x_wide;      /* [rows, cols], or NULL */
     const float *norm_weight; /* [cols] */
     float eps;
+    bool any_order;     // the order of a row's sums may depend on the number of rows, where that is faster
     int32_t rows, cols; // cols: a multiple of 8
     int32_t n_outputs;
     struct nib_cuda_skinny_output outputs[NIB_CUDA_SKINNY_OUTPUTS];

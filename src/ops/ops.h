@@ -291,7 +291,8 @@ struct nib_ops {
     void (*all_reduce)(struct nib_device *device, int64_t rows, struct nib_buffer x);
     // packed bytes of the distinct experts that the MoE layers of the last step read, for benchmarks
     uint64_t (*expert_bytes_read)(const struct nib_device *device);
-    // waits for the step's operations and copies `rows` rows to the host as fp32; also after `end`
+    // waits for the step's operations and copies `rows` rows to the host as fp32; also after `end`. A device may leave out
+    // what neither a later operation nor the step's first read takes up: other buffers then hold anything
     void (*read)(struct nib_device *device, int64_t rows, struct nib_buffer x, float *host /* [rows, width] */);
 
     // ---- optional: NULL where a device has nothing of its own ----

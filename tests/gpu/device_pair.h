@@ -52,6 +52,7 @@ struct test_step pair_plain_step(int32_t first, int32_t tokens);
 void check_rows_and_products(void);
 void check_attentions(void);
 void check_experts(void);
+void check_layers(void);
 void check_drawing(void);
 
 #endif

@@ -313,6 +313,87 @@ void check_rotation(bool interleaved, int first, int dims)
     expect(p.keys == keys_now && p.values == values_now, "nothing but the new rows was appended");
 }
 
+// Rotating, appending and attending in one launch against three steps of it.
+void check_fresh(int n_heads, int n_kv_heads, int dim, int window)
+{
+    std::vector<sequence_shape> sequences = {{0, 1}, {1, 1}, {15, 1}, {16, 1}, {130, 1}, {2048, 1}, {777, 1}};
+    paged_step p({n_heads, n_kv_heads, dim, dim, window, true, false}, sequences, 11);
+    random_numbers random(12);
+    size_t width = static_cast<size_t>(n_kv_heads) * dim, y_width = static_cast<size_t>(n_heads) * dim;
+    std::vector<float> k = random.normals(p.tokens * width), v = random.normals(k.size()), inv_freq;
+    for (int i = 0; i < dim / 2; i++)
+        inv_freq.push_back(static_cast<float>(pow(150000, -2.0 * i / dim)));
+    for (int t = 0; t < p.tokens; t++) // what the step appends is not there yet
+        for (size_t i = 0; i < width; i++)
+            p.keys[p.row_at(t, p.positions[t]) * width + i] = p.values[p.row_at(t, p.positions[t]) * width + i] =
+                0x7fff;
+    device_array<int32_t> positions(p.positions), sequence_of(p.sequence_of), first_row(p.first_row),
+        tables(p.tables);
+    device_array<float> inv(inv_freq), k_there(k), v_there(v), sinks(p.sinks);
+    nib_cuda_step step = {};
+    step.n_tokens = step.n_sequences = p.tokens;
+    step.page_tokens = page_tokens;
+    step.page_shift = page_shift;
+    step.table_width = p.table_width;
+    step.positions = positions.data();
+    step.sequence_of = sequence_of.data();
+    step.first_row = first_row.data();
+    std::vector<float> y[2];
+    std::vector<uint16_t> keys_now[2], values_now[2];
+    for (int fused = 0; fused < 2; fused++) {
+        device_array<uint16_t> keys(p.keys), values(p.values);
+        device_array<float> q(p.q), result(p.tokens * y_width);
+        result.poison();
+        nib_cuda_rotation turn = {inv.data(), 0, dim, 1.25f, false};
+        nib_cuda_rotate_append fresh = {q.data(),
+                                        k_there.data(),
+                                        v_there.data(),
+                                        n_heads,
+                                        dim,
+                                        n_kv_heads,
+                                        dim,
+                                        turn,
+                                        turn,
+                                        {keys.data(), static_cast<int64_t>(width), tables.data()},
+                                        {values.data(), static_cast<int64_t>(width), tables.data()}};
+        nib_cuda_attention call = {};
+        call.y = result.data();
+        call.q = q.data();
+        call.keys = fresh.keys;
+        call.values = fresh.values;
+        call.n_heads = n_heads;
+        call.n_kv_heads = n_kv_heads;
+        call.head_dim = call.v_dim = dim;
+        call.window = window;
+        call.scale = 0.1f;
+        call.value_scale = 1;
+        call.sinks = sinks.data();
+        call.longest = 1;
+        expect(nib_cuda_attend_fresh_takes(&call, &fresh), "one launch takes the step");
+        if (fused) {
+            MUST(nib_cuda_attend_fresh(nullptr, &step, &call, &fresh));
+        } else {
+            MUST(nib_cuda_rotate_and_append(nullptr, &step, &fresh));
+            MUST(nib_cuda_attend_paged(nullptr, &step, &call));
+        }
+        MUST(cudaDeviceSynchronize());
+        y[fused] = result.read("attention of fresh rows");
+        keys_now[fused] = keys.read("keys");
+        values_now[fused] = values.read("values");
+    }
+    expect_close("attention of fresh rows", rel_l2(y[1], std::vector<double>(y[0].begin(), y[0].end())), 1e-3);
+    expect(values_now[0] == values_now[1], "fresh values");
+    double worst = 0;
+    bool apart = true;
+    for (size_t i = 0; i < keys_now[0].size(); i++) {
+        float a = nib_bf16_to_f32(keys_now[0][i]), b = nib_bf16_to_f32(keys_now[1][i]);
+        apart &= std::isnan(a) == std::isnan(b);
+        worst = fmax(worst, std::isnan(a) ? 0 : fabs(a - b) / (fabs(a) + 1e-3));
+    }
+    expect(apart, "fresh keys are where they belong");
+    expect_close("fresh keys", worst, 0.008);
+}
+
 void time_case(const char *name, int rows, int context, int fresh, int window, double read_rate,
                bool scattered = false)
 {
@@ -400,6 +481,12 @@ void check_attention()
           head_shape{4, 1, 48, 32, 0, false, true}}) {
         check_case("mixed", shape, small, seed++);
         check_case("decode", shape, {{400, 1}, {2047, 1}}, seed++);
+    }
+    for (int window : {0, 128, 500}) {
+        check_fresh(64, 8, 64, window);
+        check_fresh(20, 1, 64, window);
+        check_fresh(6, 2, 128, window);
+        check_fresh(32, 2, 128, window);
     }
     check_rotation(false, 0, 64);
     check_rotation(true, 0, 64);

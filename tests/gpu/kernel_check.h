@@ -207,5 +207,6 @@ void check_sampling();
 void time_linears(double read_rate);
 void time_attention(double read_rate);
 void time_sampling(double read_rate);
+void time_layers(double read_rate);
 
 #endif

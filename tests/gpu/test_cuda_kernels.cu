@@ -60,6 +60,7 @@ int main(int argc, char **argv)
         time_linears(rate);
         time_attention(rate);
         time_sampling(rate);
+        time_layers(rate);
         return 0;
     }
     check_linears();

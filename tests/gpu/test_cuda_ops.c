@@ -29,6 +29,7 @@ int main(int argc, char **argv)
     check_rows_and_products();
     check_attentions();
     check_experts();
+    check_layers();
     check_drawing();
     for (int d = REF; d < DEVICES; d++)
         test_device_close(&devices[d]);
