@@ -38,7 +38,7 @@ install: all ## Command, library and headers below PREFIX (and DESTDIR)
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
 asan: | packages ## All tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(CMAKE) -B build-asan -DNIB_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	$(CMAKE) -B build-asan -DNIB_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo -DNIB_VENV=$(abspath $(BUILD))/venv
 	ninja -C build-asan -j $(JOBS)
 	ctest --test-dir build-asan --output-on-failure -j $(JOBS)
 

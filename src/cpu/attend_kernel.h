@@ -9,6 +9,7 @@
 #define NIB_CPU_ATTEND_KERNEL_H
 
 #include "cpu/cpu_kernels.h"
+#include "cpu/unroll.h"
 #include "cpu/vec_exp2.h"
 
 enum {
@@ -18,8 +19,6 @@ enum {
     ATTEND_STEP = 4,  // units between hints
     ATTEND_LINE = 32, // elements of a cache line
 };
-
-#define ATTEND_INLINE static inline __attribute__((always_inline))
 
 static inline void attend_hint(struct nib_attend_hints *hints, int64_t lines)
 {
@@ -50,9 +49,9 @@ static inline int64_t attend_lines_a_step(const struct nib_attend_block *block)
 }
 
 // c[r] += a[r] * b over n_units units, for ATTEND_COLUMNS columns.
-ATTEND_INLINE void attend_product(int rows, struct nib_attend_hints *hints, int64_t lines, int64_t n_units,
-                                  const float *a, int64_t a_pitch, const uint32_t *b, int64_t b_pitch,
-                                  vec c[ATTEND_ROWS][ATTEND_VECTORS])
+INLINE void attend_product(int rows, struct nib_attend_hints *hints, int64_t lines, int64_t n_units,
+                           const float *a, int64_t a_pitch, const uint32_t *b, int64_t b_pitch,
+                           vec c[ATTEND_ROWS][ATTEND_VECTORS])
 {
     for (int64_t step = 0; step < n_units; step += ATTEND_STEP) {
         int64_t end = step + ATTEND_STEP < n_units ? step + ATTEND_STEP : n_units;
@@ -68,7 +67,7 @@ ATTEND_INLINE void attend_product(int rows, struct nib_attend_hints *hints, int6
     }
 }
 
-ATTEND_INLINE void attend_logits(int rows, int64_t lines, const struct nib_attend_block *block, int64_t first_row)
+INLINE void attend_logits(int rows, int64_t lines, const struct nib_attend_block *block, int64_t first_row)
 {
     int64_t units = (block->head_dim + 1) / 2;
     for (int64_t key = 0; key < NIB_ATTEND_KEYS; key += ATTEND_COLUMNS) {
@@ -88,8 +87,7 @@ ATTEND_INLINE void attend_logits(int rows, int64_t lines, const struct nib_atten
 
 // Turns a row's logits into probabilities relative to the new running maximum and returns their sums by lane;
 // `*rescale` is what everything summed before must be multiplied with.
-ATTEND_INLINE vec attend_softmax_row(const struct nib_attend_block *block, int64_t row, float *scores,
-                                     float *rescale)
+INLINE vec attend_softmax_row(const struct nib_attend_block *block, int64_t row, float *scores, float *rescale)
 {
     int32_t first = block->visible[2 * row], last = block->visible[2 * row + 1];
     vec p[ATTEND_BLOCK_VECTORS], scale = vec_set(block->scale);
@@ -115,8 +113,8 @@ ATTEND_INLINE vec attend_softmax_row(const struct nib_attend_block *block, int64
     return sum;
 }
 
-ATTEND_INLINE void attend_values(int rows, int64_t lines, const struct nib_attend_block *block, int64_t first_row,
-                                 const float rescale[ATTEND_ROWS][VEC_LANES])
+INLINE void attend_values(int rows, int64_t lines, const struct nib_attend_block *block, int64_t first_row,
+                          const float rescale[ATTEND_ROWS][VEC_LANES])
 {
     for (int64_t column = 0; column < block->v_pitch; column += ATTEND_COLUMNS) {
         float *out = block->out + first_row * block->v_pitch + column;
@@ -134,7 +132,7 @@ ATTEND_INLINE void attend_values(int rows, int64_t lines, const struct nib_atten
     }
 }
 
-ATTEND_INLINE void attend_rows(int rows, int64_t lines, const struct nib_attend_block *block, int64_t first_row)
+INLINE void attend_rows(int rows, int64_t lines, const struct nib_attend_block *block, int64_t first_row)
 {
     float rescale[ATTEND_ROWS][VEC_LANES], sums[4];
     vec lanes[ATTEND_ROWS] = {vec_zero(), vec_zero(), vec_zero(), vec_zero()};

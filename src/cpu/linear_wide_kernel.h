@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "cpu/cpu_kernels.h"
+#include "cpu/unroll.h"
 
 enum {
     WIDE_ROWS = 4,
@@ -15,17 +16,15 @@ enum {
     WIDE_CACHED_BYTES = 1 << 19, // inputs that stay in the second-level cache while the weights pass
 };
 
-#define WIDE_INLINE static inline __attribute__((always_inline))
-
 // Of n neighbouring elements.
-WIDE_INLINE int64_t wide_bytes(enum nib_dtype dtype, int64_t n)
+INLINE int64_t wide_bytes(enum nib_dtype dtype, int64_t n)
 {
     if (dtype == NIB_U8)
         return n / 2;
     return n * (dtype == NIB_F32 ? 4 : dtype == NIB_I8 || dtype == NIB_F8_E4M3 ? 1 : 2);
 }
 
-WIDE_INLINE vec wide_weights(enum nib_dtype dtype, const char *at)
+INLINE vec wide_weights(enum nib_dtype dtype, const char *at)
 {
     if (dtype == NIB_F32)
         return vec_load((const float *)(const void *)at);
@@ -39,7 +38,7 @@ WIDE_INLINE vec wide_weights(enum nib_dtype dtype, const char *at)
     return dtype == NIB_F16 ? vec_from_f16(halves) : vec_from_bf16(halves);
 }
 
-WIDE_INLINE vec wide_weights_some(enum nib_dtype dtype, const char *at, int64_t n)
+INLINE vec wide_weights_some(enum nib_dtype dtype, const char *at, int64_t n)
 {
     if (dtype == NIB_F32)
         return vec_load_some((const float *)(const void *)at, n);
@@ -52,7 +51,7 @@ WIDE_INLINE vec wide_weights_some(enum nib_dtype dtype, const char *at, int64_t 
 }
 
 // 2^(byte - 127), with a NaN for 255.
-WIDE_INLINE float wide_power(uint8_t byte)
+INLINE float wide_power(uint8_t byte)
 {
     uint32_t bits = byte == 0 ? 1u << 22 : byte == 255 ? 0x7fc00000u : (uint32_t)byte << 23;
     float power;
@@ -61,7 +60,7 @@ WIDE_INLINE float wide_power(uint8_t byte)
 }
 
 // What a code of E4M3 (as vec_from_e4m3 gives it) or E2M1 is multiplied by in the block that column k of a row lies in.
-WIDE_INLINE vec wide_scale(enum nib_dtype dtype, const struct nib_linear_part *part, int64_t row, int64_t k)
+INLINE vec wide_scale(enum nib_dtype dtype, const struct nib_linear_part *part, int64_t row, int64_t k)
 {
     if (dtype == NIB_U8)
         return vec_set(wide_power(part->exponents[((part->first_row + row) * part->cols + k) / NIB_MX_BLOCK]));
@@ -70,8 +69,8 @@ WIDE_INLINE vec wide_scale(enum nib_dtype dtype, const struct nib_linear_part *p
     return vec_set(part->scales[block_row * pitch + k / part->block_cols] * VEC_E4M3_UNIT);
 }
 
-WIDE_INLINE void wide_tile(enum nib_dtype dtype, int rows, int tokens, const struct nib_linear_part *part,
-                           int64_t row, int64_t token)
+INLINE void wide_tile(enum nib_dtype dtype, int rows, int tokens, const struct nib_linear_part *part, int64_t row,
+                      int64_t token)
 {
     int64_t pitch = wide_bytes(dtype, part->cols), k = 0;
     const char *weight = (const char *)part->weight + row * pitch;
@@ -126,8 +125,8 @@ WIDE_INLINE void wide_tile(enum nib_dtype dtype, int rows, int tokens, const str
 }
 
 // Four rows of up to WIDE_TOKENS tokens, in one tile or in two of half the height, as the registers allow.
-WIDE_INLINE void wide_four_rows(enum nib_dtype dtype, int tokens, const struct nib_linear_part *part, int64_t row,
-                                int64_t token)
+INLINE void wide_four_rows(enum nib_dtype dtype, int tokens, const struct nib_linear_part *part, int64_t row,
+                           int64_t token)
 {
     if (tokens <= WIDE_TALL_TOKENS) {
         wide_tile(dtype, 4, tokens, part, row, token);
@@ -137,8 +136,8 @@ WIDE_INLINE void wide_four_rows(enum nib_dtype dtype, int tokens, const struct n
     }
 }
 
-WIDE_INLINE void wide_pass(enum nib_dtype dtype, int64_t tokens, const struct nib_linear_part *part, int64_t row,
-                           int64_t token)
+INLINE void wide_pass(enum nib_dtype dtype, int64_t tokens, const struct nib_linear_part *part, int64_t row,
+                      int64_t token)
 {
     switch (tokens) {
     case 1:
@@ -163,7 +162,7 @@ WIDE_INLINE void wide_pass(enum nib_dtype dtype, int64_t tokens, const struct ni
 }
 
 // All rows of tokens [token, end).
-WIDE_INLINE void wide_block(enum nib_dtype dtype, const struct nib_linear_part *part, int64_t token, int64_t end)
+INLINE void wide_block(enum nib_dtype dtype, const struct nib_linear_part *part, int64_t token, int64_t end)
 {
     int64_t row = 0;
     for (; row + WIDE_ROWS <= part->n_rows; row += WIDE_ROWS) {
@@ -201,8 +200,8 @@ static inline void linear_wide(const struct nib_linear_part *part)
 
 // y[t, c] = sum over r of x[t, r] * weight[r, c]: the weight from the other side. The sums stand in y, which a head's
 // outputs leave in the first-level cache; rows come by eight, in order.
-WIDE_INLINE void across_rows(enum nib_dtype dtype, int rows, const struct nib_linear_part *part, int64_t row,
-                             int64_t token)
+INLINE void across_rows(enum nib_dtype dtype, int rows, const struct nib_linear_part *part, int64_t row,
+                        int64_t token)
 {
     int64_t pitch = wide_bytes(dtype, part->cols), c = 0;
     const char *weight = (const char *)part->weight + row * pitch;
@@ -231,7 +230,7 @@ WIDE_INLINE void across_rows(enum nib_dtype dtype, int rows, const struct nib_li
     }
 }
 
-WIDE_INLINE void across(enum nib_dtype dtype, const struct nib_linear_part *part)
+INLINE void across(enum nib_dtype dtype, const struct nib_linear_part *part)
 {
     enum { ROWS_AT_ONCE = 8 };
     int64_t row = 0;

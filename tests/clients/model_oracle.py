@@ -424,7 +424,7 @@ def main():
             write(os.path.join(folder, "expected.safetensors"),
                   {"input_ids": ("I32", (TOKENS,), ids.astype("<i4").tobytes()),
                    "logits": ("F32", logits.shape, logits.astype("<f4").tobytes())})
-            for device, limits in ways:
+            for device, limits in [ways[number % len(ways)]] if os.environ.get("NIB_QUICK") == "1" else ways:
                 got = subprocess.run([os.path.join(options.build, "nibble"), "check", folder, os.path.join(folder, "expected.safetensors"),
                                       "--json", "--device", device, *limits], capture_output=True, text=True, check=False)
                 count += 1

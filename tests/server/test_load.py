@@ -12,7 +12,7 @@ import support
 from support import joined, model_server, user, whole
 
 SOAK = int(os.environ.get("NIB_SOAK_REQUESTS", "40"))
-STRESS = float(os.environ.get("NIB_STRESS_SECONDS", "20"))
+STRESS = float(os.environ.get("NIB_STRESS_SECONDS", "10"))
 TOOLS = [{"type": "function", "function": {"name": "get_stock", "description": "Get how many items are in stock.", "parameters": {
     "type": "object", "properties": {"item": {"type": "string", "maxLength": 20}}, "required": ["item"]}}}]
 FORM = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {

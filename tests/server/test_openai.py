@@ -19,6 +19,7 @@ STOCK = {"type": "function", "function": {
     "name": "get_stock", "description": "Get how many items are in stock.", "parameters": {
         "type": "object", "properties": {"item": {"type": "string", "description": "The item"}},
         "required": ["item"]}}}
+QUICK = os.environ.get("NIB_QUICK") == "1"
 ASK = "How do you say cloud in Italian?"
 
 
@@ -185,18 +186,15 @@ class Model(support.unittest.TestCase):
     def test_needles_are_found_as_by_the_reference(self):
         """With the cache cold and warm"""
         start, end = "<|start|>user<|message|>", "<|end|><|start|>assistant"
-        asked = 0
-        for task in TASKS:
-            if task["kind"] != "needle" or "Current date: 2025-06-28\n\nReasoning: low" not in task["prompt"]:
-                continue
+        needles = [task for task in TASKS if task["kind"] == "needle" and "Current date: 2025-06-28\n\nReasoning: low" in task["prompt"]]
+        self.assertEqual(len(needles), 60)
+        for task in needles[::10 if QUICK else 3]:  # cli_check asks them all
             question = task["prompt"].split(start)[1].removesuffix(end)
             for _ in range(2):
                 answer = self.ask(question)
                 content = answer.choices[0].message.content
                 self.assertEqual(f"<|channel|>final<|message|>{content}<|return|>", task["reference"])
             self.assertGreater(answer.usage.prompt_tokens_details.cached_tokens, answer.usage.prompt_tokens - 34)
-            asked += 1
-        self.assertEqual(asked, 60)
 
 
 if __name__ == "__main__":

@@ -279,7 +279,7 @@ class Metrics(support.unittest.TestCase):
             self.assertIn('nibble_answers_total{finish="stop"} 3\n', text)
             self.assertIn('nibble_answers_total{finish="cancelled"} 1\n', text)
             self.assertIn('nibble_answers_total{finish="error"} 0\n', text)
-            self.assertTrue(tokens + heard <= server.metric("generated_tokens_total") <= tokens + heard + 4)
+            self.assertTrue(tokens + heard <= server.metric("generated_tokens_total") < tokens + 1000)  # of LONG's 3000
             self.assertGreater(server.metric("prompt_tokens_total"), sum(u["prompt_tokens"] for u in usage))
             self.assertEqual(server.metric("time_to_first_token_seconds_count"), 4)
             self.assertEqual(server.metric("inter_token_seconds_count"), server.metric("generated_tokens_total") - 4)
