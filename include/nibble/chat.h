@@ -169,6 +169,8 @@ nib_status nib_chat_open_fitting(const struct nib_vocabulary *vocabulary, const 
                                  struct nib_chat **chat, struct nib_error *err);
 void nib_chat_close(struct nib_chat *chat);
 const char *nib_chat_name(const struct nib_chat *chat); // of its format
+// Its models cannot do without reasoning: NIB_EFFORT_NONE is refused.
+bool nib_chat_always_reasons(const struct nib_chat *chat);
 
 // The tokens at which sampling stops. Owned by the chat.
 const int32_t *nib_chat_stop_tokens(const struct nib_chat *chat, size_t *count);

@@ -144,6 +144,8 @@ bool nib_generation_encode(struct nib_generation *g, struct nib_chat_request *re
     struct nib_error err;
     struct nib_date date = nib_prompt_date(g->server);
     struct nib_message reply = {0};
+    if (!nib_chat_request_check_effort(request, g->server->chat, error))
+        return false;
     bool forced = request->tool_choice == NIB_TOOLS_NAMED;
     if (forced) {
         struct nib_text name = request->tools[request->named_tool].name;

@@ -356,6 +356,12 @@ bool nib_read_tools(struct nib_chat_request *request, const struct nib_fields *f
     return read_tool_choice(request, fields, flat);
 }
 
+static void want_no_effort(struct nib_chat_request *request, const struct nib_fields *fields, const char *name)
+{
+    request->effort = NIB_EFFORT_NONE;
+    snprintf(request->no_effort, sizeof request->no_effort, "%s%s", fields->path, name);
+}
+
 bool nib_read_effort(struct nib_chat_request *request, const struct nib_fields *fields, const char *name)
 {
     static const char *const words[] = {"none", "low", "medium", "high", NULL};
@@ -363,6 +369,8 @@ bool nib_read_effort(struct nib_chat_request *request, const struct nib_fields *
     if (!nib_field_choice(fields, name, words, &word))
         return false;
     request->effort = (enum nib_effort)(NIB_EFFORT_NONE + word);
+    if (request->effort == NIB_EFFORT_NONE)
+        want_no_effort(request, fields, name);
     return true;
 }
 
@@ -381,9 +389,18 @@ bool nib_read_thinking(struct nib_chat_request *request, const struct nib_fields
         if (!nib_field_bool(&inner, known[i], &thinks))
             return false;
         if (!thinks)
-            request->effort = NIB_EFFORT_NONE;
+            want_no_effort(request, &inner, known[i]);
     }
     return true;
+}
+
+bool nib_chat_request_check_effort(const struct nib_chat_request *request, const struct nib_chat *chat,
+                                   struct nib_api_error *error)
+{
+    return !request->no_effort[0] || !nib_chat_always_reasons(chat) ||
+           nib_api_fail(error, 400, "unsupported_value", request->no_effort,
+                        "'%s': models of the %s format cannot do without reasoning.", request->no_effort,
+                        nib_chat_name(chat));
 }
 
 nib_status nib_chat_request_encode(const struct nib_chat_request *request, const struct nib_chat *chat,

@@ -18,6 +18,7 @@ struct nib_chat_request {
     enum nib_tool_choice tool_choice;
     size_t named_tool; // NIB_TOOLS_NAMED: its index
     enum nib_effort effort;
+    char no_effort[128]; // the path of the field that wants no reasoning, if one does
     bool parallel_calls;
     // Of the final answer; schema NULL: free text.
     const json_t *schema;
@@ -52,6 +53,10 @@ bool nib_chat_request_add(struct nib_chat_request *request, const struct nib_mes
 // Instructions before anything else was said are one text; later ones are messages.
 bool nib_chat_request_instruct(struct nib_chat_request *request, struct nib_text text,
                                struct nib_api_error *error);
+
+// Whether the model can do without reasoning, if the request wants that.
+bool nib_chat_request_check_effort(const struct nib_chat_request *request, const struct nib_chat *chat,
+                                   struct nib_api_error *error);
 
 // "functions." and the name, in the arena; empty when memory is out.
 struct nib_text nib_function_recipient(struct nib_chat_request *request, struct nib_text name);

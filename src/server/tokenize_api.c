@@ -36,7 +36,9 @@ static bool tokenize(struct nib_server *server, const struct nib_fields *fields,
     size_t preset;
     bool read = nib_read_effort(&request, fields, "reasoning_effort") && nib_read_thinking(&request, fields) &&
                 nib_read_tools(&request, fields, false) &&
-                nib_read_format(&request, fields, "response_format", false) && nib_read_messages(&request, fields);
+                nib_read_format(&request, fields, "response_format", false) &&
+                nib_read_messages(&request, fields) &&
+                nib_chat_request_check_effort(&request, server->chat, fields->error);
     if (read &&
         nib_chat_request_encode(&request, server->chat, server->tokenizer, date.text, NULL, tokens, &preset, &err))
         read = nib_api_fail_status(fields->error, "messages", &err);

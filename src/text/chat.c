@@ -91,9 +91,17 @@ int nib_chat_control_of(const struct nib_chat *chat, int32_t token)
     return -1;
 }
 
+bool nib_chat_always_reasons(const struct nib_chat *chat)
+{
+    return chat->format->always_reasons;
+}
+
 nib_status nib_chat_render(const struct nib_chat *chat, const struct nib_conversation *conversation,
                            struct nib_pieces *pieces, struct nib_error *err)
 {
+    if (chat->format->always_reasons && conversation->effort == NIB_EFFORT_NONE)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "models of the %s format cannot do without reasoning",
+                        chat->format->name);
     return chat->format->render(chat, conversation, pieces, err);
 }
 

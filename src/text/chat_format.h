@@ -26,7 +26,8 @@ struct nib_message_frame {
 
 struct nib_chat_format {
     const char *name;
-    const char *models; // what the model_type of its models begins with; NULL: any model may use it
+    const char *models;  // what the model_type of its models begins with; NULL: any model may use it
+    bool always_reasons; // its models know no answer without
     const struct nib_turn_grammar *turns;                // for the parser of chat_turns.c; or NULL
     struct nib_chat_control controls[NIB_CHAT_CONTROLS]; // up to the first without spelling
     nib_status (*render)(const struct nib_chat *, const struct nib_conversation *, struct nib_pieces *,

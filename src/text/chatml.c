@@ -160,7 +160,10 @@ static bool read_calls(struct nib_chat_parser *parser)
     const json_t *name = json_object_get(call, "name"), *arguments = json_object_get(call, "arguments");
     struct nib_text written = {0};
     bool read = json_string_length(name) > 0 && arguments;
-    if (read)
+    if (read &&
+        json_is_null(arguments)) // how some say that there are none; whoever gets the call expects an object
+        written = nib_text_of("{}");
+    else if (read)
         written = arguments_in(header, arguments);
     char *dumped = read && !written.size ? json_dumps(arguments, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
     read = written.size || dumped;

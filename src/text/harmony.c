@@ -2,6 +2,7 @@
 
 const struct nib_chat_format nib_chat_harmony = {
     .name = "harmony",
+    .always_reasons = true,
     .controls =
         {
             [HARMONY_START] = {"<|start|>", .required = true},

@@ -241,8 +241,6 @@ static size_t answered(const struct nib_conversation *conversation)
 nib_status nib_harmony_render(const struct nib_chat *chat, const struct nib_conversation *conversation,
                               struct nib_pieces *pieces, struct nib_error *err)
 {
-    if (conversation->effort == NIB_EFFORT_NONE)
-        return nib_fail(err, NIB_ERR_ARGUMENT, "models of the harmony format cannot do without reasoning");
     struct nib_writer text = {0};
     nib_status status = put_system(&text, conversation, err);
     if (status == NIB_OK)

@@ -122,8 +122,6 @@ static nib_status put_reply(const struct nib_chat *chat, const struct nib_conver
                             struct nib_pieces *pieces, struct nib_error *err)
 {
     const struct nib_message *reply = conversation->reply;
-    if (conversation->effort == NIB_EFFORT_NONE)
-        return nib_fail(err, NIB_ERR_ARGUMENT, "models of the minimax format cannot do without reasoning");
     bool fine = nib_pieces_put_words(pieces, chat, "]~b]ai\n");
     pieces->reply_from = pieces->count;
     fine = fine && nib_pieces_put_words(pieces, chat, "<think>\n");
@@ -155,6 +153,7 @@ static const struct nib_turn_grammar grammar = {
 
 const struct nib_chat_format nib_chat_minimax = {
     .name = "minimax",
+    .always_reasons = true,
     .turns = &grammar,
     .controls =
         {

@@ -58,6 +58,9 @@ int32_t nib_schema_values(struct nib_schema_compiler *c, const json_t *schema,
 // others.
 json_t *nib_schema_list_values(const json_t *root, const json_t *schema);
 
+// Whether two values are the same as JSON Schema counts: 1 and 1.0 are.
+bool nib_schema_same(const json_t *a, const json_t *b);
+
 // Whether no JSON satisfies two of the listed schemas, as far as their types, values and properties show it; false also
 // when finding out would take too long.
 bool nib_schemas_exclude_each_other(const json_t *root, const json_t *list);

@@ -1,4 +1,5 @@
 // Whether two schemas have nothing in common, for "oneOf", and the values of schemas that list theirs.
+#include <math.h>
 #include <string.h>
 
 #include "text/schema_compiler.h"
@@ -34,6 +35,36 @@ json_t *nib_schema_list_values(const json_t *root, const json_t *schema)
         return NULL;
     }
     return values;
+}
+
+static bool same_number(const json_t *a, const json_t *b)
+{
+    if (json_is_integer(a) == json_is_integer(b))
+        return json_equal(a, b);
+    double real = json_real_value(json_is_real(a) ? a : b);
+    json_int_t integer = json_integer_value(json_is_real(a) ? b : a);
+    return real >= -0x1p63 && real < 0x1p63 && real == trunc(real) && (json_int_t)real == integer;
+}
+
+bool nib_schema_same(const json_t *a, const json_t *b)
+{
+    const char *key;
+    json_t *item;
+    size_t i;
+    bool same = true;
+    if (json_is_number(a) && json_is_number(b))
+        return same_number(a, b);
+    if (json_is_array(a) && json_is_array(b)) {
+        same = json_array_size(a) == json_array_size(b);
+        json_array_foreach((json_t *)a, i, item) same = same && nib_schema_same(item, json_array_get(b, i));
+        return same;
+    }
+    if (json_is_object(a) && json_is_object(b)) {
+        same = json_object_size(a) == json_object_size(b);
+        json_object_foreach((json_t *)a, key, item) same = same && nib_schema_same(item, json_object_get(b, key));
+        return same;
+    }
+    return json_equal(a, b);
 }
 
 static int kind_of_value(const json_t *value)
@@ -96,7 +127,7 @@ static bool values_exclude(struct comparison *c, const json_t *a, const json_t *
         of_a && of_b && spend(c, json_array_size(of_a)) && spend(c, json_array_size(of_a) * json_array_size(of_b));
     size_t i, j;
     if (exclude)
-        json_array_foreach(of_a, i, x) json_array_foreach(of_b, j, y) exclude &= !json_equal(x, y);
+        json_array_foreach(of_a, i, x) json_array_foreach(of_b, j, y) exclude &= !nib_schema_same(x, y);
     json_decref(of_a);
     json_decref(of_b);
     return exclude;

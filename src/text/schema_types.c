@@ -228,7 +228,7 @@ static json_t *distinct(json_t *values)
     json_array_foreach(values, i, value)
     {
         bool new = json_array_size(kept) <= MAX_UNIQUE;
-        json_array_foreach(kept, j, other) new = new && !json_equal(value, other);
+        json_array_foreach(kept, j, other) new = new && !nib_schema_same(value, other);
         if (new)
             json_array_append(kept, value);
     }
@@ -475,7 +475,7 @@ int32_t nib_schema_values(struct nib_schema_compiler *c, const json_t *schema,
     for (size_t i = 0; i < count && !rules->failed; i++) {
         const json_t *value = list ? json_array_get(list, i) : constant;
         if (!type_allows(json_object_get(schema, "type"), value) ||
-            (list && constant && !json_equal(value, constant)))
+            (list && constant && !nib_schema_same(value, constant)))
             continue;
         char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
         rules->failed |= !text;

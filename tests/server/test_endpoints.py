@@ -137,6 +137,7 @@ class Model(support.unittest.TestCase):
     def test_response_errors(self):
         for body, param in (({}, "input"), ({"input": []}, "input"), ({"input": "x", "wrong": 1}, "wrong"),
                             ({"input": [{"type": "image"}]}, "input[0].type"), ({"input": "x", "reasoning": {"effort": "no"}}, "reasoning.effort"),
+                            ({"input": "x", "reasoning": {"effort": "none"}}, "reasoning.effort"),
                             ({"input": [{"type": "function_call_output", "call_id": "a", "output": ""}]}, "input[0].call_id"),
                             ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
                             ({"input": "x", "include": "logprobs"}, "include"), ({"input": "x", "include": [1]}, "include[0]"),

@@ -74,6 +74,7 @@ class Errors(support.unittest.TestCase):
         """llama.cpp 15130"""
         self.assertIn("'low', 'medium', 'high'", self.refused(
             {"messages": user(SHORT), "reasoning_effort": "maximum"}, 400, "reasoning_effort"))
+        self.refused({"messages": user(SHORT), "reasoning_effort": "none"}, 400, "reasoning_effort", "unsupported_value")
 
     def test_tools_are_checked(self):
         tool = {"type": "function", "function": {"name": "f"}}

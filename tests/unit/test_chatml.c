@@ -113,6 +113,7 @@ static void replies_are_reasoning_answers_and_calls(void **state)
         a, "commentary", "functions.f", "{\"arguments\": {\"arguments\": 1}}", NIB_END_CALL, ""};
     from_reply("<tool_call>{\"name\": \"f\", \"arguments\": {\"arguments\": {\"arguments\": 1}}}</tool_call>",
                &nested, 1);
+    from_reply("<tool_call>\n{\"name\": \"g\", \"arguments\": null}\n</tool_call>", &calls[2], 1);
 }
 
 static void what_is_odd_is_text(void **state)

@@ -251,6 +251,8 @@ static void test_one_of_what_excludes_each_other(void **state)
     (void)state;
     CHECK("{\"oneOf\":[{\"type\":\"integer\"},{\"type\":[\"string\",\"null\"]}]}", "1", "\"a\"", "null", NULL,
           "true");
+    CHECK("{\"oneOf\":[{\"const\":1},{\"const\":1.5},{\"const\":[1]}]}", "1", "1.5", "[1]", NULL, "2");
+    CHECK("{\"const\":1,\"enum\":[1.0,2]}", "1.0", NULL, "2");
     CHECK("{\"oneOf\":[{\"const\":1},{\"enum\":[2,\"3\"]}]}", "1", "2", "\"3\"", NULL, "3");
     CHECK(
         "{\"oneOf\":[{\"$ref\":\"#/$defs/cat\"},{\"$ref\":\"#/$defs/"
@@ -331,6 +333,10 @@ static void test_what_is_not_supported_is_named(void **state)
          NIB_ERR_UNSUPPORTED},
         {"{\"properties\":{\"a\":{}},\"patternProperties\":{\"a\":{}}}",
          {"'patternProperties'", "#"},
+         NIB_ERR_UNSUPPORTED},
+        {"{\"oneOf\":[{\"const\":1},{\"const\":1.0}]}", {"'oneOf'", "exclude"}, NIB_ERR_UNSUPPORTED},
+        {"{\"oneOf\":[{\"const\":{\"a\":[1]}},{\"enum\":[{\"a\":[1.0]}]}]}",
+         {"'oneOf'", "exclude"},
          NIB_ERR_UNSUPPORTED},
         {"{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"number\"}]}",
          {"'oneOf'", "exclude"},
