@@ -84,6 +84,23 @@ static nib_status read_original(const struct nib_config *config, struct nib_rope
     return status;
 }
 
+// A type that stretches the context says how far, and YaRN from where: without, it would silently be no stretch at all.
+static nib_status require_stretch(const struct rope_source *source, const struct nib_rope_config *rope,
+                                  struct nib_error *err)
+{
+    char key[256];
+    if (strcmp(rope->type, "default") == 0)
+        return NIB_OK;
+    if (!nib_config_has(source->config, join(source, "factor", key)))
+        return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: no \"%s\", which rope_type \"%s\" needs",
+                        nib_config_name(source->config), key, rope->type);
+    if (strcmp(rope->type, "yarn") == 0 && rope->original_context < 1)
+        return nib_fail(err, NIB_ERR_NOT_FOUND,
+                        "%s: neither \"%s\" nor \"max_position_embeddings\", which rope_type \"yarn\" needs",
+                        nib_config_name(source->config), join(source, "original_max_position_embeddings", key));
+    return NIB_OK;
+}
+
 nib_status nib_config_rope(const struct nib_config *config, const char *layer_type, struct nib_rope_config *rope,
                            struct nib_error *err)
 {
@@ -119,6 +136,8 @@ nib_status nib_config_rope(const struct nib_config *config, const char *layer_ty
     char key[256];
     if (status == NIB_OK)
         status = nib_config_bool_or(config, join(&source, "truncate", key), true, &rope->truncate, err);
+    if (status == NIB_OK)
+        status = require_stretch(&source, rope, err);
     if (status == NIB_OK && nib_config_has(config, "rope_scaling_factor") &&
         !nib_config_has(config, "rope_parameters") && !nib_config_has(config, "rope_scaling"))
         status = read_original(config, rope, err);

@@ -1,4 +1,5 @@
 // gpt-oss: grouped-query attention with sinks and alternating windows, and a mixture of experts in every layer.
+#include <math.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -38,8 +39,11 @@ static nib_status read_options(const struct nib_config *config, struct nib_decod
     nib_status status;
     if ((status = nib_config_real_or(config, "swiglu_limit", 7.0, 1e-3, 1e30, &limit, err)) ||
         (status = nib_config_int_or(config, "sliding_window", 128, 1, 1 << 30, &window, err)) ||
-        (status = nib_config_bool_or(config, "attention_bias", true, &full->bias, err)))
+        (status = nib_config_bool_or(config, "attention_bias", true, &full->bias, err)) ||
+        (status = nib_config_int_or(config, "head_dim", 64, 1, 4096, &full->head_dim, err)))
         return status;
+    full->v_dim = full->head_dim;
+    full->scale = 1.0f / sqrtf((float)full->head_dim);
     // alpha is a constant of the architecture; no released config states it.
     model->activation =
         (struct nib_activation){.kind = NIB_ACT_SWIGLU_OAI, .alpha = 1.702f, .limit = (float)limit};

@@ -232,6 +232,12 @@ static void wrong_rope_settings_are_refused(void **state)
         const char *says;
     } cases[] = {
         {"{}", NIB_ERR_NOT_FOUND, "rope_theta"},
+        {"{\"rope_theta\": 1, \"rope_scaling\": {\"type\": \"yarn\"}, \"max_position_embeddings\": 512}",
+         NIB_ERR_NOT_FOUND, "\"rope_scaling.factor\""},
+        {"{\"rope_parameters\": {\"rope_type\": \"linear\", \"rope_theta\": 1}}", NIB_ERR_NOT_FOUND,
+         "\"rope_parameters.factor\""},
+        {"{\"rope_theta\": 1, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2}}", NIB_ERR_NOT_FOUND,
+         "original_max_position_embeddings"},
         {"{\"rope_scaling\": 5, \"rope_theta\": 1}", NIB_ERR_FORMAT, "\"rope_scaling\" is not an object"},
         {"{\"rope_parameters\": \"yarn\", \"rope_theta\": 1}", NIB_ERR_FORMAT, "rope_parameters"},
         {"{\"rope_theta\": \"1e4\"}", NIB_ERR_FORMAT, "rope_theta"},

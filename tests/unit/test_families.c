@@ -94,8 +94,8 @@ static void other_options_are_accepted(void **state)
     static const char *const cases[][2] = {
         {KIMI_K2, "\"scoring_func\": \"sigmoid\", \"topk_method\": \"noaux_tc\", \"moe_layer_freq\": 1"},
         {KIMI_K2, "\"n_group\": 8, \"topk_group\": 4, \"tie_word_embeddings\": true, \"norm_topk_prob\": false"},
-        {KIMI_K2,
-         "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 64, \"mscale\": 1, \"mscale_all_dim\": 0.7}"},
+        {KIMI_K2, "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 64, \"mscale\": 1, \"mscale_all_dim\": 0.7, "
+                  "\"original_max_position_embeddings\": 4096}"},
         {MIMO_V2,
          "\"routed_scaling_factor\": null, \"swa_num_key_value_heads\": 8, \"attention_value_scale\": 0.707"},
         {MIMO_V2,
