@@ -400,6 +400,7 @@ int cmd_check(int argc, char **argv)
     if (!status)
         status = nib_engine_open(paths[0], &engine_options, &check.engine, &err);
     if (!status) {
+        warn_unused(nib_engine_checkpoint(check.engine));
         check.vocab = nib_engine_vocab(check.engine);
         status = run_cases(&check, file, &cases, &err);
     }

@@ -90,14 +90,14 @@ static nib_status read_stop_tokens(struct session *session, struct nib_error *er
     return NIB_OK;
 }
 
-static void warn_unused(const struct nib_checkpoint *checkpoint)
+void warn_unused(const struct nib_checkpoint *checkpoint)
 {
     const struct nib_tensor *first = nib_checkpoint_next_unused(checkpoint, NULL);
     int count = 0;
     for (const struct nib_tensor *t = first; t; t = nib_checkpoint_next_unused(checkpoint, t))
         count++;
     if (count)
-        fprintf(stderr, "nibble: %d tensor%s of the checkpoint not used by the model, the first is %s\n", count,
+        fprintf(stderr, "nibble: %d tensor%s not used by the model, the first is %s\n", count,
                 count == 1 ? " is" : "s are", first->name);
 }
 

@@ -1,5 +1,7 @@
 """`nibble check` and `nibble eval` on both gpt-oss fixtures, within the stated bounds."""
+import json
 import os
+import shutil
 
 import support
 from support import DATA, MODEL, SCRATCH, run
@@ -54,6 +56,22 @@ class Check(support.Test):
     def test_a_difference_fails(self):
         process = run("check", *CASES["fixture"], "--device", "cpu", "--max-abs", "1e-9")
         self.fails(process, 1, "max_abs", "is over")
+
+    def test_what_the_model_does_not_use_is_said(self):
+        """A config that forgets the shared experts: a difference, and why"""
+        source, folder = os.path.join(DATA, "models", "kimi_k2"), os.path.join(SCRATCH, "forgetful")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(source, folder)
+        with open(os.path.join(source, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        config["n_shared_experts"] = 0
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        expected = os.path.join(folder, "expected.safetensors")
+        process = run("check", folder, expected, "--max-abs", "0.1")
+        self.assertEqual(process.returncode, 1)
+        self.assertRegex(process.stderr, r"nibble: \d+ tensors are not used by the model, the first is .*shared_experts")
+        self.assertNotIn("not used", run("check", source, expected).stderr)
 
     def test_wrong_file(self):
         self.fails(run("check", MODEL, os.path.join(MODEL, "model-00001-of-00002.safetensors")), 1, "input_ids")
