@@ -86,6 +86,15 @@ static const char *folder_name(const char *path, char *name /* [size] */, size_t
     return nib_path_base(name);
 }
 
+// A day that there is, written as in 2025-06-28.
+static bool is_date(const char *text)
+{
+    struct tm day = {0};
+    char again[16];
+    return strptime(text, "%Y-%m-%d", &day) && timegm(&day) != -1 &&
+           strftime(again, sizeof again, "%Y-%m-%d", &day) && strcmp(again, text) == 0;
+}
+
 int cmd_serve(int argc, char **argv)
 {
     struct serve s = {.port = 8000,
@@ -145,6 +154,13 @@ int cmd_serve(int argc, char **argv)
     int code = 0;
     if (!nib_parse_options(&usage, argc, argv, &code))
         return code;
+    const char *wrong = o->date && !is_date(o->date)       ? "--date takes a day as YYYY-MM-DD"
+                        : o->model_name && !*o->model_name ? "--name takes a name that is not empty"
+                                                           : NULL;
+    if (wrong) {
+        fprintf(stderr, "nibble: %s; nibble serve --help lists the options\n", wrong);
+        return 2;
+    }
     s.session.prefix_cache = !no_prefix_cache;
     o->port = (int)s.port;
     char name[256];

@@ -46,6 +46,10 @@ class Usage(support.Test):
                                 (("fpga",), "--device"), (("21",), "--logprobs")):
             with self.subTest((word, arguments)):
                 self.fails(run("run", MODEL, word, *arguments), 2, word)
+        for date in "tomorrow", "2025-02-30", "2025-2-3", "2025-06-28x", "":
+            with self.subTest(date):
+                self.fails(run("serve", MODEL, "--port", "0", "--date", date, timeout=10), 2, "--date")
+        self.fails(run("serve", MODEL, "--port", "0", "--name", "", timeout=10), 2, "--name")
         self.fails(run("run"), 2, "MODEL")
         self.fails(run("run", MODEL, "another"), 2, "another")
         self.assertEqual(run().returncode, 2)
