@@ -13,6 +13,7 @@
 
 #include "cpu/moe_tier.h"
 #include "nibble/moe.h"
+#include "ops/moe_ref.h"
 #include "support/moe_case.h"
 
 static const struct nib_activation activations[] = {
@@ -22,14 +23,14 @@ static const struct nib_activation activations[] = {
     {.kind = NIB_ACT_SITU, .beta = 4, .linear_beta = 25},
 };
 
-static void compare_with_reference(const struct moe_shape *shape, uint64_t seed, bool at_start, int threads)
+static void compare_case(const struct moe_case *c, int threads)
 {
-    struct moe_case c = make_moe_case(shape, seed, at_start);
+    const struct moe_shape *shape = &c->shape;
     struct moe_result want, got;
     int64_t n = shape->tokens * shape->hidden;
-    assert_true(run_moe_case(&c, "ref", 2, 0, &want));
+    assert_true(run_moe_case(c, "ref", 2, 0, &want));
     for (int k = 0; k < n_moe_kernels; k++) {
-        if (!run_moe_case(&c, moe_kernels[k], threads, 0, &got))
+        if (!run_moe_case(c, moe_kernels[k], threads, 0, &got))
             continue;
         double error = relative_error(got.y, want.y, n);
         double route_error = relative_error(got.per_route, want.per_route, n * shape->top_k);
@@ -40,9 +41,16 @@ static void compare_with_reference(const struct moe_shape *shape, uint64_t seed,
         free_moe_result(&got);
     }
     free_moe_result(&want);
+}
+
+static void compare_with_reference(const struct moe_shape *shape, uint64_t seed, bool at_start, int threads)
+{
+    struct moe_case c = make_moe_case(shape, seed, at_start);
+    compare_case(&c, threads);
     free_moe_case(&c);
 }
 
+// vllm 47303, triton 10772 (odd K, what lies around scales), vllm 49070 and 39545 (every combination).
 static void kernels_agree_with_the_reference(void **state)
 {
     (void)state;
@@ -88,6 +96,101 @@ static struct moe_shape odd_shape(void)
                               .top_k = 3,
                               .bias = MOE_BIAS_BF16,
                               .activation = activations[2]};
+}
+
+// llama.cpp 24174, ik_llama 2467: one batch size on one instruction set.
+static void any_number_of_tokens_agrees(void **state)
+{
+    (void)state;
+    static const int64_t tokens[] = {10, 12,  15,  16,  24,  31,  32,  47,   63,  64,
+                                     65, 127, 128, 129, 255, 257, 511, 1024, 2048};
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        struct moe_shape shape = {.hidden = 96,
+                                  .intermediate = i % 2 ? 32 : 160,
+                                  .experts = 1 + (int64_t)i % 4,
+                                  .tokens = tokens[i],
+                                  .top_k = 1 + (int64_t)i % 3,
+                                  .layout = (enum moe_layout)(i % 3),
+                                  .bias = (enum moe_bias)(i % 3),
+                                  .activation = activations[i % 4]};
+        compare_with_reference(&shape, 100 + i, i % 2, 2);
+    }
+}
+
+// The definition in double, beside include/nibble/moe.h.
+static double activated(const struct nib_activation *a, double gate, double up)
+{
+    double limit = (double)a->limit, g = gate, u = up;
+    if (a->kind == NIB_ACT_SILU_CLAMP || a->kind == NIB_ACT_SWIGLU_OAI) {
+        g = fmin(g, limit);
+        u = fmin(fmax(u, -limit), limit);
+    }
+    switch (a->kind) {
+    case NIB_ACT_SWIGLU_OAI:
+        return g / (1 + exp((double)-a->alpha * g)) * (u + 1);
+    case NIB_ACT_SITU:
+        return (double)a->beta * tanh(g / (double)a->beta) / (1 + exp(-g)) * (double)a->linear_beta *
+               tanh(u / (double)a->linear_beta);
+    default:
+        return g / (1 + exp(-g)) * u;
+    }
+}
+
+// onnxruntime 28738, sglang 23776: constants of one model in a kernel, a clamp that is missing; with inputs far beyond it.
+static void activations_go_by_their_parameters(void **state)
+{
+    (void)state;
+    static const struct nib_activation others[] = {
+        {.kind = NIB_ACT_SILU},
+        {.kind = NIB_ACT_SILU_CLAMP, .limit = 2.5f},
+        {.kind = NIB_ACT_SILU_CLAMP, .limit = 1e30f},
+        {.kind = NIB_ACT_SWIGLU_OAI, .alpha = 0.75f, .limit = 3},
+        {.kind = NIB_ACT_SWIGLU_OAI, .alpha = 1.702f, .limit = 1e30f},
+        {.kind = NIB_ACT_SITU, .beta = 1.5f, .linear_beta = 6},
+    };
+    static const float values[] = {-1e4f, -7.5f, -0.3f, 0, 0.6f, 2.75f, 9, 1e4f};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        for (int v = 0; v < 64; v++) {
+            float gate = values[v / 8], up = values[v % 8], got = nib_moe_ref_activate(&others[i], gate, up);
+            double want = activated(&others[i], (double)gate, (double)up);
+            assert_true(fabs((double)got - want) <= 1e-5 * fabs(want) + 1e-30);
+        }
+        for (int large = 0; large < 2; large++) {
+            struct moe_shape shape = odd_shape();
+            shape.activation = others[i];
+            struct moe_case c = make_moe_case(&shape, 60 + i, false);
+            for (int64_t j = 0; large && j < shape.tokens * shape.hidden; j++)
+                c.x[j] = (uint16_t)(c.x[j] + (c.x[j] & 0x7f80 ? 10 << 7 : 0)); // times 1024
+            compare_case(&c, 2);
+            free_moe_case(&c);
+        }
+    }
+}
+
+// sglang 31334: what is chosen for gpt-oss's odd width is what is chosen for a round one, and no fallback.
+static void gpt_oss_widths_run_on_the_best_kernel(void **state)
+{
+    (void)state;
+    const char *chosen[2];
+    for (int i = 0; i < 2; i++) {
+        struct moe_shape shape = {.hidden = i ? 2880 : 2048,
+                                  .intermediate = i ? 2880 : 2048,
+                                  .experts = 1,
+                                  .tokens = 1,
+                                  .top_k = 1,
+                                  .bias = MOE_BIAS_BF16,
+                                  .activation = activations[2]};
+        struct moe_case c = make_moe_case(&shape, 70, false);
+        struct nib_moe_plan *plan;
+        struct nib_error err;
+        const struct nib_moe_config config = {.activation = shape.activation};
+        assert_int_equal(nib_moe_plan_create(&c.weights, &config, &plan, &err), NIB_OK);
+        chosen[i] = nib_moe_plan_kernel(plan); // static text
+        nib_moe_plan_free(plan);
+        free_moe_case(&c);
+    }
+    assert_string_not_equal(chosen[0], "ref");
+    assert_string_equal(chosen[0], chosen[1]);
 }
 
 static void bits_do_not_depend_on_threads(void **state)
@@ -162,6 +265,7 @@ static void bits_do_not_depend_on_the_batch_in_prefill(void **state)
     free_moe_case(&c);
 }
 
+// transformers 43730: the ranks together give what one gives.
 static void routes_of_other_ranks_cost_nothing_and_count_as_zero(void **state)
 {
     (void)state;
@@ -311,7 +415,7 @@ static void every_code_and_scale_is_exact(void **state)
             check_codes(tiers[k], columns[i]);
 }
 
-// Rows far apart in a sparse map: offsets pass 2^31 and 2^32.
+// vllm 48398. Rows far apart in a sparse map: offsets pass 2^31 and 2^32.
 static void offsets_beyond_32_bits_work(void **state)
 {
     (void)state;
@@ -355,6 +459,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_agree_with_the_reference),
         cmocka_unit_test(rows_longer_than_a_panel_agree),
+        cmocka_unit_test(any_number_of_tokens_agrees),
+        cmocka_unit_test(activations_go_by_their_parameters),
+        cmocka_unit_test(gpt_oss_widths_run_on_the_best_kernel),
         cmocka_unit_test(bits_do_not_depend_on_threads),
         cmocka_unit_test(bits_do_not_depend_on_the_batch),
         cmocka_unit_test(bits_do_not_depend_on_the_batch_in_prefill),

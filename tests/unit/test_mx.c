@@ -38,6 +38,7 @@ static void e2m1_rounds_to_nearest_even_code(void **state)
     assert_int_equal(nib_e2m1_from_f32(-INFINITY), 15);
 }
 
+// TransformerEngine 3262, oneDNN 4218: 0 is 2^-127 and 255 is NaN.
 static void e8m0_decodes_all_bytes(void **state)
 {
     (void)state;
