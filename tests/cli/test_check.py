@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import unittest
 
 import support
 from support import DATA, MODEL, SCRATCH, run
@@ -76,6 +77,16 @@ class Check(support.Test):
     def test_wrong_file(self):
         self.fails(run("check", MODEL, os.path.join(MODEL, "model-00001-of-00002.safetensors")), 1, "input_ids")
         self.fails(run("check", MODEL, CASES["fixture"][1]), 1, "vocab")
+
+
+class Memory(support.Test):
+    @unittest.skipIf(QUICK, "a sanitizer's own memory counts")
+    def test_weights_are_mapped_and_never_widened(self):
+        """TensorRT-LLM 16125, llama.cpp 16761, transformers 42723"""
+        weights = sum(os.path.getsize(os.path.join(MODEL, name)) for name in os.listdir(MODEL) if name.endswith(".safetensors"))
+        used = self.json_of(run("bench", "decode", MODEL, "--streams", "1", "--steps", "2", "--prefill", "64", "--threads", "1", "--json"))
+        self.assertLess(used["anonymous_bytes"], 0.25 * weights)
+        self.assertLess(used["resident_bytes"], 1.05 * weights + used["anonymous_bytes"] + (24 << 20))  # and the libraries
 
 
 class Eval(support.Test):

@@ -1,8 +1,12 @@
 """`nibble convert` and `nibble verify`: interrupted anywhere, on full and on dying disks, and back again."""
+import json
+import math
 import os
 import random
+import resource
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import time
@@ -105,6 +109,38 @@ class Forms(Folders):
         self.assertEqual(wrong.returncode, 1)
         self.assertIn("NOT the same, 1 problem", wrong.stdout)
         self.fails(run("verify", SMALL, self.path("nowhere")), 1, "nowhere")
+
+
+class Memory(Folders):
+    def sparse_layer(self, experts=64, width=1024):
+        """One layer of zeros in gpt-oss's layout, of which the disk holds nothing"""
+        base = "model.layers.0.mlp.experts."
+        shapes = {f"{base}{name}_{part}": [experts, rows, width // 32, *more]
+                  for name, rows in (("down_proj", width), ("gate_up_proj", 2 * width)) for part, more in (("blocks", [16]), ("scales", []))}
+        header, end = {}, 0
+        for name, shape in shapes.items():
+            header[name] = {"dtype": "U8", "shape": shape, "data_offsets": [end, end + math.prod(shape)]}
+            end += math.prod(shape)
+        text = json.dumps(header).encode()
+        os.mkdir(self.path("sparse"))
+        with open(os.path.join(self.path("sparse"), "model.safetensors"), "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(file.tell() + end)
+        with open(os.path.join(self.path("sparse"), "config.json"), "w", encoding="utf-8") as file:
+            file.write('{"model_type": "gpt_oss", "num_hidden_layers": 1}')
+        return self.path("sparse"), end
+
+    @unittest.skipIf(QUICK, "a sanitizer's own memory is more than the cap")
+    def test_a_conversion_keeps_to_its_chunks(self):
+        """NeMo 3667: a layer of 102 MiB, and 32 MiB of memory that is not the mapped source, two threads' stacks included"""
+        cap = 32 << 20
+        source, size = self.sparse_layer()
+        self.assertGreater(size, 100 << 20)
+        for form in (("per-expert",), ("fp8-channel",), ("int4-g32", "--lossy", "--consumer-activations", "swiglu_oai")):
+            with self.subTest(form):
+                self.succeeds(subprocess.run(
+                    [NIBBLE, "convert", source, self.path(form[0]), "--chunk", "2", "--threads", "2", "--to", *form],
+                    capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))))
 
 
 class Interrupted(Folders):
