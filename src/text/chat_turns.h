@@ -113,6 +113,14 @@ size_t nib_reasons_from_answer(const struct nib_conversation *conversation);
 bool nib_turn_reasons(const struct nib_turn *turn, size_t from);
 bool nib_turn_put_reasoning(struct nib_pieces *pieces, const struct nib_turn *turn, size_t from);
 
+// What stands around a turn that is not the assistant's, and around each of its texts.
+struct nib_turn_words {
+    const char *begin, *before, *behind, *end;
+};
+
+bool nib_turn_put_between(const struct nib_chat *chat, const struct nib_turn *turn,
+                          const struct nib_turn_words *words, struct nib_pieces *pieces);
+
 // The instructions, and what answers must look like; `otherwise` where there are no instructions.
 void nib_turns_write_instructions(struct nib_writer *out, const struct nib_conversation *conversation,
                                   const char *otherwise);

@@ -56,6 +56,17 @@ nib_status nib_turns_render_exact(const struct nib_chat *chat, const struct nib_
     return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
 }
 
+bool nib_turn_put_between(const struct nib_chat *chat, const struct nib_turn *turn,
+                          const struct nib_turn_words *words, struct nib_pieces *pieces)
+{
+    bool fine = nib_pieces_put_words(pieces, chat, words->begin);
+    for (size_t i = 0; fine && i < turn->count; i++)
+        fine = nib_pieces_put_words(pieces, chat, words->before) &&
+               nib_pieces_put_borrowed(pieces, turn->messages[i].text) &&
+               nib_pieces_put_words(pieces, chat, words->behind);
+    return fine && nib_pieces_put_words(pieces, chat, words->end);
+}
+
 bool nib_is_reasoning(const struct nib_message *message)
 {
     return message->role == NIB_ROLE_ASSISTANT && message->recipient.size == 0 &&

@@ -149,27 +149,19 @@ static bool put_assistant(const struct nib_chat *chat, const struct nib_turn *tu
     return fine && nib_pieces_put_words(pieces, chat, "<|im_end|>");
 }
 
-static bool put_results(const struct nib_chat *chat, const struct nib_turn *turn, struct nib_pieces *pieces)
-{
-    bool fine = nib_pieces_put_words(pieces, chat, "<|im_start|>tool\n");
-    for (size_t i = 0; fine && i < turn->count; i++)
-        fine = nib_pieces_put_words(pieces, chat, "<tool_response>\n") &&
-               nib_pieces_put_borrowed(pieces, turn->messages[i].text) &&
-               nib_pieces_put_words(pieces, chat, "\n</tool_response>\n");
-    return fine && nib_pieces_put_words(pieces, chat, "<|im_end|>");
-}
-
 static bool put_turn(const struct nib_chat *chat, const struct nib_conversation *conversation,
                      const struct nib_turn *turn, size_t reasons_from, struct nib_pieces *pieces)
 {
+    static const struct nib_turn_words words[] = {
+        [NIB_ROLE_SYSTEM] = {"<|im_start|>system\n", "", "", "<|im_end|>"},
+        [NIB_ROLE_DEVELOPER] = {"<|im_start|>system\n", "", "", "<|im_end|>"},
+        [NIB_ROLE_USER] = {"<|im_start|>user\n", "", "", "<|im_end|>"},
+        [NIB_ROLE_TOOL] = {"<|im_start|>tool\n", "<tool_response>\n", "\n</tool_response>\n", "<|im_end|>"},
+    };
     (void)conversation;
     if (turn->role == NIB_ROLE_ASSISTANT)
         return put_assistant(chat, turn, reasons_from, pieces);
-    if (turn->role == NIB_ROLE_TOOL)
-        return put_results(chat, turn, pieces);
-    const char *begin = turn->role == NIB_ROLE_USER ? "<|im_start|>user\n" : "<|im_start|>system\n";
-    return nib_pieces_put_words(pieces, chat, begin) && nib_pieces_put_borrowed(pieces, turn->messages->text) &&
-           nib_pieces_put_words(pieces, chat, "<|im_end|>");
+    return nib_turn_put_between(chat, turn, &words[turn->role], pieces);
 }
 
 static nib_status put_reply(const struct nib_chat *chat, const struct nib_conversation *conversation,

@@ -95,26 +95,19 @@ static bool put_assistant(const struct nib_chat *chat, const struct nib_turn *tu
     return fine && put_calls(chat, turn, pieces) && nib_pieces_put_words(pieces, chat, "[e~[\n");
 }
 
-static bool put_results(const struct nib_chat *chat, const struct nib_turn *turn, struct nib_pieces *pieces)
-{
-    bool fine = nib_pieces_put_words(pieces, chat, "]~b]tool");
-    for (size_t i = 0; fine && i < turn->count; i++)
-        fine = nib_pieces_put_words(pieces, chat, "\n<response>") &&
-               nib_pieces_put_borrowed(pieces, turn->messages[i].text) &&
-               nib_pieces_put_words(pieces, chat, "</response>");
-    return fine && nib_pieces_put_words(pieces, chat, "[e~[\n");
-}
-
 static bool put_turn(const struct nib_chat *chat, const struct nib_conversation *conversation,
                      const struct nib_turn *turn, size_t reasons_from, struct nib_pieces *pieces)
 {
+    static const struct nib_turn_words words[] = {
+        [NIB_ROLE_SYSTEM] = {"]~b]system\n", "", "", "[e~[\n"},
+        [NIB_ROLE_DEVELOPER] = {"]~b]system\n", "", "", "[e~[\n"},
+        [NIB_ROLE_USER] = {"]~b]user\n", "", "", "[e~[\n"},
+        [NIB_ROLE_TOOL] = {"]~b]tool", "\n<response>", "</response>", "[e~[\n"},
+    };
     (void)conversation;
     if (turn->role == NIB_ROLE_ASSISTANT)
         return put_assistant(chat, turn, reasons_from, pieces);
-    if (turn->role == NIB_ROLE_TOOL)
-        return put_results(chat, turn, pieces);
-    return nib_pieces_put_words(pieces, chat, turn->role == NIB_ROLE_USER ? "]~b]user\n" : "]~b]system\n") &&
-           nib_pieces_put_borrowed(pieces, turn->messages->text) && nib_pieces_put_words(pieces, chat, "[e~[\n");
+    return nib_turn_put_between(chat, turn, &words[turn->role], pieces);
 }
 
 // The reply begins with a thought that the prompt opens; a reply that was demanded begins behind an empty one.

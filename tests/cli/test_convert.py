@@ -1,4 +1,5 @@
 """`nibble convert` and `nibble verify`: interrupted anywhere, on full and on dying disks, and back again."""
+import contextlib
 import glob
 import json
 import math
@@ -154,7 +155,8 @@ class Interrupted(Folders):
         """A killed process leaves libomp's mark; half written, it stops a later process that gets the same number."""
         for mark in glob.glob(f"/dev/shm/__KMP_REGISTERED_LIB_*_{os.getuid()}"):
             if not os.path.exists(f"/proc/{mark.split('_')[-2]}"):
-                os.unlink(mark)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(mark)
 
     def reference(self):
         self.succeeds(self.convert(SMALL, "reference", *self.ARGUMENTS))
