@@ -15,6 +15,7 @@ extern "C" {
 namespace
 {
 
+constexpr float warm_up_ms = 20, first_warm_up_ms = 1000;
 constexpr int n_layers = 3, n_calls = 12, replays = 3,
               repeats = 15; // calls a graph, graphs a measurement, measurements
 
@@ -150,7 +151,10 @@ template <typename Enqueue> cudaError_t time_replays(cudaStream_t stream, double
         error = cudaEventCreate(&begin);
     if (error == cudaSuccess)
         error = cudaEventCreate(&end);
-    for (int i = -3; i < repeats && error == cudaSuccess; i++) { // the first three warm up
+    static bool cold = true; // the clock of an idle GPU rises only after a while of work
+    float warm = cold ? -first_warm_up_ms : 0;
+    cold = false;
+    while (static_cast<int>(times.size()) < repeats && error == cudaSuccess) {
         float ms = 0;
         cudaEventRecord(begin, stream);
         for (int j = 0; j < replays; j++)
@@ -159,8 +163,9 @@ template <typename Enqueue> cudaError_t time_replays(cudaStream_t stream, double
         error = cudaStreamSynchronize(stream);
         if (error == cudaSuccess)
             error = cudaEventElapsedTime(&ms, begin, end);
-        if (i >= 0)
+        if (warm >= warm_up_ms)
             times.push_back(static_cast<double>(ms) * 1e3 / (replays * n_calls));
+        warm += ms;
     }
     std::sort(times.begin(), times.end());
     *us_per_call = times.empty() ? 0 : times[times.size() / 2];

@@ -31,6 +31,7 @@ struct attend_part {
     int first, position; // tokens seen: first … position, of which the last is not cached yet
     int tile, end;       // of this block
     const int32_t *table;
+    int64_t ahead[2]; // rows of the cache that hold the warp's first two tiles
 
     // False where there is nothing to do.
     __device__ __forceinline__ bool find(const attend_args &args, int block, int parts_at_most)
@@ -51,6 +52,15 @@ struct attend_part {
         end = min(tile + each, first_tile + tiles);
         table = call.keys.tables + static_cast<int64_t>(args.step.sequence_of[row]) * args.step.table_width;
         return position >= 0 && part < parts;
+    }
+
+    // Looked up long before they are needed.
+    __device__ __forceinline__ void look_ahead(const attend_args &args, int warp)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (tile + warp + i * part_warps < end)
+                ahead[i] = cached_row(args.step, table, (tile + warp + i * part_warps) * part_tokens);
     }
 
     __device__ __forceinline__ bool is_cached(int token) const
@@ -140,11 +150,11 @@ __device__ __forceinline__ void load_fresh(const attend_args &args, const attend
 struct cached_tile {
     uint4 keys[2][2], values[4];
 
-    __device__ __forceinline__ void load(const attend_args &args, const attend_part &p, int tile, int lane)
+    __device__ __forceinline__ void load(const attend_args &args, const attend_part &p, int tile, int64_t row,
+                                         int lane)
     {
         const nib_cuda_attention &call = args.call;
         int g = lane / 4, c = lane % 4, token = tile * part_tokens;
-        int64_t row = cached_row(args.step, p.table, token);
         const uint16_t *k = call.keys.data + row * call.keys.width + p.kv_head * part_dim,
                        *v = call.values.data + row * call.values.width + p.kv_head * part_dim;
 #pragma unroll

@@ -218,9 +218,9 @@ __device__ inline void attend(const layer_args &args, const attend_part &part, b
     int tile = part.tile + warp, last = part.position / part_tokens;
     cached_tile now, next;
     if (any && tile < part.end)
-        now.load(a, part, tile, lane);
+        now.load(a, part, tile, part.ahead[0], lane);
     if (any && tile + warps < part.end)
-        next.load(a, part, tile + warps, lane);
+        next.load(a, part, tile + warps, part.ahead[1], lane);
     barrier.wait();
     if (threadIdx.x == 0)
         barrier_arrive(go);
@@ -240,7 +240,8 @@ __device__ inline void attend(const layer_args &args, const attend_part &part, b
             state.attend(now, q, part, tile, call.scale * log2_e, lane);
             now = next;
             if (tile + 2 * warps < part.end)
-                next.load(a, part, tile + 2 * warps, lane);
+                next.load(a, part, tile + 2 * warps,
+                          cached_row(a.step, part.table, (tile + 2 * warps) * part_tokens), lane);
         }
     }
     state.spill(sums, warp, lane);
@@ -434,6 +435,8 @@ __global__ void __launch_bounds__(threads, 1) layer_decode(const __grid_constant
     }
     attend_part part;
     bool attends = part.find(args.attend, static_cast<int>(blockIdx.x), args.parts);
+    if (attends)
+        part.look_ahead(args.attend, warp);
     if (attends && threadIdx.x < part_dim / 2)
         turns[threadIdx.x] = turn_of(args.attend.fresh.q_turn, static_cast<int>(threadIdx.x), part.position);
     ring_items items;

@@ -22,6 +22,7 @@ struct block_state {
     share shares[2];
     uint32_t full, empty;                 // barriers of the stages, 8 bytes apart
     uint32_t partial_full, partial_empty; // barriers of the finishing warps
+    uint32_t activations;                 // one barrier: the first group's are in registers
     uint32_t ring, partials;
 };
 

@@ -28,7 +28,7 @@ __device__ void wait_for_grid(unsigned *counter)
 __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __grid_constant__ nib_moe_args args)
 {
     extern __shared__ __align__(128) uint8_t memory[];
-    __shared__ uint64_t barriers[2 * max_stages + 2 * finish_warps];
+    __shared__ uint64_t barriers[2 * max_stages + 2 * finish_warps + 1];
     __shared__ int n_groups, bounds[4];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
     block.empty = block.full + 8 * max_stages;
     block.partial_full = block.empty + 8 * max_stages;
     block.partial_empty = block.partial_full + 8 * finish_warps;
+    block.activations = block.partial_empty + 8 * finish_warps;
     block.ring = shared_address(memory);
     block.partials = block.ring + args.partial_offset;
     block.routes = routing_at(memory + args.routing_offset, args.routes);
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
             barrier_init(block.partial_full + 8 * i, multiply_warps);
             barrier_init(block.partial_empty + 8 * i, 1);
         }
+        barrier_init(block.activations, multiply_warps);
         barrier_init_fence();
     }
     wait_for_previous_kernel();

@@ -12,6 +12,8 @@
 #define NIB_MOE_DECODE_THREADS (32 * (NIB_MOE_MULTIPLY_WARPS + NIB_MOE_PRODUCER_WARPS + NIB_MOE_FINISH_WARPS))
 #define NIB_MOE_MAX_ROW_GROUPS 4
 #define NIB_MOE_MAX_STAGES 16
+#define NIB_MOE_FEW_ROUTES 32 // up to so many the ring has no more than
+#define NIB_MOE_FEW_BYTES (75 * 1024)
 #define NIB_MOE_MAX_PAIRS 10 // pairs of blocks whose activations a warp holds in registers
 #define NIB_MOE_MAX_COLUMNS (NIB_MOE_MULTIPLY_WARPS * NIB_MOE_MAX_PAIRS * 64)
 #define NIB_MOE_MAX_EXPERTS 1024

@@ -238,6 +238,7 @@ __device__ __forceinline__ float4 multiply_tile_exactly(const slice &s, uint32_t
 // Where a multiplying warp stands in the rings of stages and of partial sums.
 struct position {
     int stage, stage_phase, partial, partial_phase;
+    int tiles; // multiplied so far
 };
 
 __device__ __forceinline__ void advance(position &at, const nib_moe_args &args)
@@ -246,6 +247,7 @@ __device__ __forceinline__ void advance(position &at, const nib_moe_args &args)
         at.stage = 0, at.stage_phase ^= 1;
     if (++at.partial == finish_warps)
         at.partial = 0, at.partial_phase ^= 1;
+    at.tiles++;
 }
 
 // One tile: multiply, give the stage back, hand the partial sums on. spread 0: exactly.
@@ -311,6 +313,8 @@ __device__ __forceinline__ void multiply_product(const nib_moe_args &args, const
         uint32_t b[P * 2][4];
         bool fast = prepare_activations<P>(b, activation_row(args, block, which, g, from.spread, lane), s,
                                            from.spread, p.blocks, lane);
+        if (lane == 0 && at.tiles == 0)
+            barrier_arrive(block.activations);
         int count = end - item;
         if (exact || !fast)
             multiply_items<P, 0>(args, block, at, count, b, s, from, p.blocks, warp, lane);

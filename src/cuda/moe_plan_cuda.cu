@@ -164,7 +164,7 @@ nib_status upload(nib_moe_cuda_plan *plan, const nib_moe_weights &w, struct nib_
     uint8_t *exact = static_cast<uint8_t *>(plan->device_memory) + table;
     error = cudaMemcpy(plan->device_memory, w.experts, table, cudaMemcpyHostToDevice);
     if (error == cudaSuccess)
-        error = cudaMemset(exact, 0, static_cast<size_t>(w.n_experts));
+        error = cudaMemset(exact, 0, static_cast<size_t>(w.n_experts) + 3);
     plan->args.table.experts = static_cast<const nib_expert *>(plan->device_memory);
     plan->args.exact = exact;
     if (error == cudaSuccess)
@@ -271,8 +271,13 @@ int lay_out_shared(const nib_moe_cuda_plan &plan, nib_moe_args *args)
     int partials = NIB_MOE_FINISH_WARPS * NIB_MOE_MULTIPLY_WARPS * 512;
     int routes = round_up(routing_bytes(args->routes, args->n_experts), 128);
     args->stages = (plan.shared_limit - partials - routes) / args->stage_bytes;
-    if (args->stages > NIB_MOE_MAX_STAGES)
-        args->stages = NIB_MOE_MAX_STAGES;
+    int most = NIB_MOE_MAX_STAGES;
+    // h and the barriers wait behind what a multiprocessor has asked for, which for few routes costs more than a deep ring
+    // gains. Three stages keep the memory busy.
+    if (args->routes <= NIB_MOE_FEW_ROUTES)
+        most = NIB_MOE_FEW_BYTES / args->stage_bytes > 3 ? NIB_MOE_FEW_BYTES / args->stage_bytes : 3;
+    if (args->stages > most)
+        args->stages = most;
     args->partial_offset = args->stages * args->stage_bytes;
     args->routing_offset = args->partial_offset + partials;
     return args->routing_offset + routes;

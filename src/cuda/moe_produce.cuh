@@ -83,12 +83,14 @@ __device__ __forceinline__ void move_source(row_source &from, int64_t rows)
     from.scales += rows * from.scale_step;
 }
 
-// Producers take the block's tiles in turn: starting a copy costs some ten issue slots, and a tile has many.
+// Producers take the block's tiles in turn: starting a copy costs some ten issue slots, and a tile has many. With few routes
+// each starts one tile and then waits for the first group's activations, whose loads would else queue behind the others.
 __device__ inline void produce(const nib_moe_args &args, const block_state &block, uint8_t *memory, int producer,
                                int lane)
 {
     uint64_t policy = evict_first_policy();
     int stage = 0, phase = 0, turn = 0;
+    bool few = args.routes <= NIB_MOE_FEW_ROUTES, first = true;
     for (int which = 0; which < 2; which++) {
         const nib_moe_product &p = args.product[which];
         share mine = block.shares[which];
@@ -101,6 +103,9 @@ __device__ inline void produce(const nib_moe_args &args, const block_state &bloc
             item += end - tile;
             for (; tile < end; tile++) {
                 if (turn == producer) {
+                    if (few && !first)
+                        barrier_wait(block.activations, 0);
+                    first = false;
                     barrier_wait(block.empty + 8 * stage, phase ^ 1);
                     copy_tile(p, which, from, min(p.tile_rows, p.rows - tile * p.tile_rows),
                               memory + stage * args.stage_bytes, block.full + 8 * stage, policy, lane);
