@@ -271,13 +271,13 @@ int lay_out_shared(const nib_moe_cuda_plan &plan, nib_moe_args *args)
     int partials = NIB_MOE_FINISH_WARPS * NIB_MOE_MULTIPLY_WARPS * 512;
     int routes = round_up(routing_bytes(args->routes, args->n_experts), 128);
     args->stages = (plan.shared_limit - partials - routes) / args->stage_bytes;
-    int most = NIB_MOE_MAX_STAGES;
     // h and the barriers wait behind what a multiprocessor has asked for, which for few routes costs more than a deep ring
     // gains. Three stages keep the memory busy.
-    if (args->routes <= NIB_MOE_FEW_ROUTES)
-        most = NIB_MOE_FEW_BYTES / args->stage_bytes > 3 ? NIB_MOE_FEW_BYTES / args->stage_bytes : 3;
-    if (args->stages > most)
-        args->stages = most;
+    int enough = args->routes > NIB_MOE_FEW_ROUTES ? NIB_MOE_MAX_STAGES : NIB_MOE_FEW_BYTES / args->stage_bytes;
+    if (args->stages > NIB_MOE_MAX_STAGES)
+        args->stages = NIB_MOE_MAX_STAGES;
+    if (args->stages > 3 && args->stages > enough)
+        args->stages = enough > 3 ? enough : 3;
     args->partial_offset = args->stages * args->stage_bytes;
     args->routing_offset = args->partial_offset + partials;
     return args->routing_offset + routes;
