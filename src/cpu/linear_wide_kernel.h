@@ -1,7 +1,7 @@
-// fp32 inputs times weights in bf16, f16, f32, int8, E4M3 or MXFP4, widened in registers; written once for every width. The including file
-// has chosen a width (vec_*.h) and defines WIDE_TALL_TOKENS, the tokens up to which a tile has four rows and not two.
-// Each (token, row) has one accumulator of VEC_LANES lanes that runs through the columns in order, so its bits do not
-// depend on the tile it is computed in.
+// fp32 inputs times weights in bf16, f16, f32, int8, E4M3 or MXFP4, widened in registers; written once for every width. The
+// including file has chosen a width (vec_*.h) and defines WIDE_TALL_TOKENS, the tokens up to which a tile has four rows and
+// not two. Each (token, row) has one accumulator of VEC_LANES lanes that runs through the columns in order, so its bits do
+// not depend on the tile it is computed in.
 #ifndef NIB_CPU_LINEAR_WIDE_KERNEL_H
 #define NIB_CPU_LINEAR_WIDE_KERNEL_H
 
