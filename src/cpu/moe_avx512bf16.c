@@ -200,34 +200,45 @@ static void multiply_panel_8(const struct panel *panel, const uint16_t *const *x
     multiply_panel(panel, 2, x, 8, saved);
 }
 
-static void multiply(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
-                     const void *const *x, int m, float *out)
+typedef void panel_multiply(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS]);
+
+// All columns of the block, panel by panel; exactly where there is no `multiply_panel`.
+static void multiply_panels(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
+                            const void *const *x, int m, panel_multiply *multiply_panel,
+                            __m512 (*saved)[NIB_MOE_ROWS])
 {
-    static void (*const panels[NIB_MOE_FEW])(const struct panel *, const uint16_t *const *,
-                                             __m512(*)[NIB_MOE_ROWS]) = {
-        multiply_panel_1, multiply_panel_2, multiply_panel_3, multiply_panel_4,
-        multiply_panel_5, multiply_panel_6, multiply_panel_7, multiply_panel_8};
-    if (m > NIB_MOE_FEW) {
-        nib_moe_multiply_many(block, ahead, n, x, m, out);
-        return;
-    }
     // One or two activation rows stay in L1 whole; of more, as much as leaves room for the weights.
     const int64_t panel_columns = (m <= 2 ? 64 : 8) * NIB_MOE_CHUNK;
-    const bool in_range = scales_in_range(block, n);
     struct panel panel = {.block = block, .ahead = ahead};
-    __m512 saved[NIB_MOE_FEW][NIB_MOE_ROWS];
-    if (ahead)
-        prefetch_scales(ahead, n);
     for (panel.start = 0; panel.start < n; panel.start += panel_columns) {
         const uint16_t *from[NIB_MOE_FEW];
         cut_panel(&panel, n, panel_columns);
         for (int t = 0; t < m; t++)
             from[t] = (const uint16_t *)x[t] + panel.start;
-        if (__builtin_expect(in_range, 1))
-            panels[m - 1](&panel, from, saved);
+        if (multiply_panel)
+            multiply_panel(&panel, from, saved);
         else
             nib_moe_multiply_panel_exact(&panel, from, m, saved);
     }
+}
+
+static void multiply(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
+                     const void *const *x, int m, float *out)
+{
+    static panel_multiply *const panels[NIB_MOE_FEW] = {multiply_panel_1, multiply_panel_2, multiply_panel_3,
+                                                        multiply_panel_4, multiply_panel_5, multiply_panel_6,
+                                                        multiply_panel_7, multiply_panel_8};
+    if (m > NIB_MOE_FEW) {
+        nib_moe_multiply_many(block, ahead, n, x, m, out);
+        return;
+    }
+    __m512 saved[NIB_MOE_FEW][NIB_MOE_ROWS];
+    if (ahead)
+        prefetch_scales(ahead, n);
+    multiply_panels(block, ahead, n, x, m, panels[m - 1], saved);
+    // Looked at only now, the scales are in the cache: before, they would be waited for.
+    if (__builtin_expect(!scales_in_range(block, n), 0))
+        multiply_panels(block, NULL, n, x, m, NULL, saved);
     for (int t = 0; t < m; t++)
         _mm512_storeu_ps(out + t * NIB_MOE_ROWS, reduce_rows(saved[t]));
 }

@@ -86,16 +86,17 @@ static inline bool scales_in_range(const struct nib_moe_block *block, int64_t n)
 {
     const __m512i lowest = _mm512_set1_epi8(SCALE_LOWEST), span = _mm512_set1_epi8(SCALE_HIGHEST - SCALE_LOWEST);
     int64_t n_scales = n / NIB_MX_BLOCK;
-    __mmask64 outside = 0, rest = ((__mmask64)1 << n_scales % 64) - 1;
+    __mmask64 rest = ((__mmask64)1 << n_scales % 64) - 1;
+    __m512i largest = _mm512_setzero_si512(); // above the lowest, modulo 256
     for (int i = 0; i < NIB_MOE_ROWS; i++) {
         const uint8_t *scales = nib_moe_block_scales(block, i);
         int64_t k = 0;
         for (; k + 64 <= n_scales; k += 64)
-            outside |= _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(_mm512_loadu_si512(scales + k), lowest), span);
-        __m512i last = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(rest, scales + k), lowest);
-        outside |= _mm512_mask_cmpgt_epu8_mask(rest, last, span);
+            largest = _mm512_max_epu8(largest, _mm512_sub_epi8(_mm512_loadu_si512(scales + k), lowest));
+        __m512i last = _mm512_maskz_sub_epi8(rest, _mm512_maskz_loadu_epi8(rest, scales + k), lowest);
+        largest = _mm512_max_epu8(largest, last);
     }
-    return outside == 0;
+    return _mm512_cmpgt_epu8_mask(largest, span) == 0;
 }
 
 static inline void prefetch_scales(const struct nib_moe_block *block, int64_t n)
