@@ -202,10 +202,9 @@ static void multiply_panel_8(const struct panel *panel, const uint16_t *const *x
 
 typedef void panel_multiply(const struct panel *panel, const uint16_t *const *x, __m512 (*saved)[NIB_MOE_ROWS]);
 
-// All columns of the block, panel by panel; exactly where there is no `multiply_panel`.
+// All columns of the block, panel by panel; exactly where there is no fast way.
 static void multiply_panels(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
-                            const void *const *x, int m, panel_multiply *multiply_panel,
-                            __m512 (*saved)[NIB_MOE_ROWS])
+                            const void *const *x, int m, panel_multiply *fast, __m512 (*saved)[NIB_MOE_ROWS])
 {
     // One or two activation rows stay in L1 whole; of more, as much as leaves room for the weights.
     const int64_t panel_columns = (m <= 2 ? 64 : 8) * NIB_MOE_CHUNK;
@@ -215,8 +214,8 @@ static void multiply_panels(const struct nib_moe_block *block, const struct nib_
         cut_panel(&panel, n, panel_columns);
         for (int t = 0; t < m; t++)
             from[t] = (const uint16_t *)x[t] + panel.start;
-        if (multiply_panel)
-            multiply_panel(&panel, from, saved);
+        if (fast)
+            fast(&panel, from, saved);
         else
             nib_moe_multiply_panel_exact(&panel, from, m, saved);
     }
