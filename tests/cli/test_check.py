@@ -16,6 +16,19 @@ CASES = {
 QUICK = os.environ.get("NIB_QUICK") == "1"
 
 
+def altered(source, name, change):
+    """A copy of a model whose config.json was changed."""
+    folder = os.path.join(SCRATCH, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(source, folder)
+    with open(os.path.join(source, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    change(config)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    return folder
+
+
 class Check(support.Test):
     def check(self, case, *arguments):
         return self.json_of(run("check", *CASES[case], "--json", *arguments))
@@ -58,16 +71,15 @@ class Check(support.Test):
         process = run("check", *CASES["fixture"], "--device", "cpu", "--max-abs", "1e-9")
         self.fails(process, 1, "max_abs", "is over")
 
+    def test_heads_of_gpt_oss_are_64_wide_unless_said_otherwise(self):
+        folder = altered(MODEL, "no_head_dim", lambda config: config.pop("head_dim"))
+        process = run("check", folder, CASES["tiny"][1], "--json", "--min-top1", "0.99", "--max-kl", "1e-3")
+        self.assertGreaterEqual(self.json_of(process)["top1_agreement"], 0.99)
+
     def test_what_the_model_does_not_use_is_said(self):
         """A config that forgets the shared experts: a difference, and why"""
-        source, folder = os.path.join(DATA, "models", "kimi_k2"), os.path.join(SCRATCH, "forgetful")
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(source, folder)
-        with open(os.path.join(source, "config.json"), encoding="utf-8") as file:
-            config = json.load(file)
-        config["n_shared_experts"] = 0
-        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
-            json.dump(config, file)
+        source = os.path.join(DATA, "models", "kimi_k2")
+        folder = altered(source, "forgetful", lambda config: config.update(n_shared_experts=0))
         expected = os.path.join(folder, "expected.safetensors")
         process = run("check", folder, expected, "--max-abs", "0.1")
         self.assertEqual(process.returncode, 1)
