@@ -104,6 +104,12 @@ bool nib_config_is_object(const struct nib_config *config, const char *key)
     return json_is_object(find(config, key));
 }
 
+bool nib_config_is_null(const struct nib_config *config, const char *key)
+{
+    const json_t *nested = config->text ? json_object_get(config->text, key) : NULL;
+    return !find(config, key) && json_is_null(nested ? nested : json_object_get(config->root, key));
+}
+
 static nib_status fail_absent(const struct nib_config *config, const char *key, struct nib_error *err)
 {
     return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: no \"%s\"", config->name, key);

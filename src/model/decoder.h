@@ -116,18 +116,33 @@ struct nib_decoder {
 
 // ---- for a family's create ----
 
+// A config may leave out what its family's own class fills in (transformers' configuration_*.py): the same is filled in
+// here, or the key is required.
+struct nib_decoder_defaults {
+    double eps;         // rms_norm_eps
+    int64_t context;    // max_position_embeddings
+    int64_t n_kv_heads; // num_key_value_heads; 0: num_attention_heads
+    int64_t head_dim;   // 0: hidden_size / num_attention_heads
+    bool attention_bias;
+};
+
 // A model of `family` with the sizes that every config states: hidden_size, num_hidden_layers, vocab_size,
-// num_attention_heads, num_key_value_heads, head_dim (all three in attentions[0]), tie_word_embeddings, rms_norm_eps (or
-// its fallback), the context; layers are sparse and of kind 0. On an error nothing is left behind.
-nib_status nib_decoder_create(const struct nib_model_family *family, const struct nib_config *config, double eps,
-                              struct nib_decoder **created, struct nib_error *err);
+// num_attention_heads, num_key_value_heads, head_dim (all three in attentions[0]), tie_word_embeddings, rms_norm_eps, the
+// context; layers are sparse and of kind 0. On an error nothing is left behind.
+nib_status nib_decoder_create(const struct nib_model_family *family, const struct nib_config *config,
+                              const struct nib_decoder_defaults *absent, struct nib_decoder **created,
+                              struct nib_error *err);
 // The experts: their number (the first of num_local_experts, n_routed_experts, num_experts that is there),
 // num_experts_per_tok, and their intermediate size.
 nib_status nib_decoder_read_experts(struct nib_decoder *decoder, const struct nib_config *config,
                                     const char *intermediate, struct nib_error *err);
-// n_group, topk_group, norm_topk_prob, routed_scaling_factor of a router with sigmoid scores.
+// n_group, topk_group, norm_topk_prob (true if absent), routed_scaling_factor of a router with sigmoid scores.
+struct nib_sigmoid_defaults {
+    int64_t n_groups, top_groups;
+    double scale;
+};
 nib_status nib_decoder_read_sigmoid_router(struct nib_decoder *decoder, const struct nib_config *config,
-                                           struct nib_error *err);
+                                           const struct nib_sigmoid_defaults *absent, struct nib_error *err);
 // Rotary positions over `dims` elements of a head, for a kind of layer as in nib_config_rope.
 nib_status nib_decoder_set_rope(struct nib_attention *attention, const struct nib_config *config,
                                 const struct nib_rope_config *rope, int64_t dims, struct nib_error *err);

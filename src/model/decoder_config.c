@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "checkpoint/config.h"
 #include "model/decoder.h"
 #include "ops/dense_int8.h"
 #include "ops/route.h"
@@ -17,24 +18,35 @@ static nib_status refuse_unless(bool fine, const struct nib_config *config, cons
     return fine ? NIB_OK : nib_config_refuse(config, key, why, err);
 }
 
-static nib_status read_sizes(struct nib_decoder *decoder, const struct nib_config *config, double eps,
-                             struct nib_error *err)
+// A family's own size where the config says nothing of it; where it says null, or the family has none, the derived one.
+static int64_t or_if_null(const struct nib_config *config, const char *key, int64_t absent, int64_t derived)
+{
+    return absent && !nib_config_is_null(config, key) ? absent : derived;
+}
+
+static nib_status read_sizes(struct nib_decoder *decoder, const struct nib_config *config,
+                             const struct nib_decoder_defaults *absent, struct nib_error *err)
 {
     struct nib_model_shape *shape = &decoder->base.shape;
     struct nib_attention *attention = &decoder->attentions[0];
+    double eps;
     nib_status status;
     if ((status = nib_config_int(config, "hidden_size", 32, most, &shape->hidden, err)) ||
         (status = nib_config_int(config, "num_hidden_layers", 1, 1024, &shape->n_layers, err)) ||
         (status = nib_config_int(config, "vocab_size", 1, most, &shape->vocab, err)) ||
         (status = nib_config_int(config, "num_attention_heads", 1, 4096, &attention->n_heads, err)) ||
-        (status = nib_config_int_or(config, "num_key_value_heads", attention->n_heads, 1, 4096,
-                                    &attention->n_kv_heads, err)) ||
-        (status = nib_config_int_or(config, "head_dim", shape->hidden / attention->n_heads, 1, 4096,
-                                    &attention->head_dim, err)) ||
         (status =
-             nib_config_int_or(config, "max_position_embeddings", 131072, 1, 1 << 30, &shape->context, err)) ||
-        (status = nib_config_real_or(config, "rms_norm_eps", eps, 0, 1, &eps, err)) ||
-        (status = nib_config_bool_or(config, "attention_bias", false, &attention->bias, err)) ||
+             nib_config_int_or(config, "num_key_value_heads",
+                               or_if_null(config, "num_key_value_heads", absent->n_kv_heads, attention->n_heads),
+                               1, 4096, &attention->n_kv_heads, err)) ||
+        (status = nib_config_int_or(
+             config, "head_dim",
+             or_if_null(config, "head_dim", absent->head_dim, shape->hidden / attention->n_heads), 1, 4096,
+             &attention->head_dim, err)) ||
+        (status = nib_config_int_or(config, "max_position_embeddings", absent->context, 1, 1 << 30,
+                                    &shape->context, err)) ||
+        (status = nib_config_real_or(config, "rms_norm_eps", absent->eps, 0, 1, &eps, err)) ||
+        (status = nib_config_bool_or(config, "attention_bias", absent->attention_bias, &attention->bias, err)) ||
         (status = nib_config_bool_or(config, "tie_word_embeddings", false, &decoder->tied, err)) ||
         (status = nib_decoder_only(config, "hidden_act", "silu", err)) ||
         (status = nib_decoder_refuse_others(config, err)) ||
@@ -51,8 +63,9 @@ static nib_status read_sizes(struct nib_decoder *decoder, const struct nib_confi
     return NIB_OK;
 }
 
-nib_status nib_decoder_create(const struct nib_model_family *family, const struct nib_config *config, double eps,
-                              struct nib_decoder **created, struct nib_error *err)
+nib_status nib_decoder_create(const struct nib_model_family *family, const struct nib_config *config,
+                              const struct nib_decoder_defaults *absent, struct nib_decoder **created,
+                              struct nib_error *err)
 {
     struct nib_decoder *decoder = calloc(1, sizeof *decoder);
     if (!decoder)
@@ -63,7 +76,7 @@ nib_status nib_decoder_create(const struct nib_model_family *family, const struc
     decoder->qkv_shards = 1;
     decoder->activation.kind = NIB_ACT_SILU;
     decoder->router = (struct nib_router){.scale = 1.0f};
-    nib_status status = read_sizes(decoder, config, eps, err);
+    nib_status status = read_sizes(decoder, config, absent, err);
     if (!status) {
         size_t layers = (size_t)decoder->base.shape.n_layers;
         decoder->layers = calloc(layers, sizeof *decoder->layers);
@@ -104,7 +117,7 @@ nib_status nib_decoder_read_experts(struct nib_decoder *decoder, const struct ni
 }
 
 nib_status nib_decoder_read_sigmoid_router(struct nib_decoder *decoder, const struct nib_config *config,
-                                           struct nib_error *err)
+                                           const struct nib_sigmoid_defaults *absent, struct nib_error *err)
 {
     struct nib_router *router = &decoder->router;
     double scale;
@@ -113,16 +126,20 @@ nib_status nib_decoder_read_sigmoid_router(struct nib_decoder *decoder, const st
     decoder->corrected = true;
     if ((status = nib_decoder_only(config, "scoring_func", "sigmoid", err)) ||
         (status = nib_decoder_only(config, "topk_method", "noaux_tc", err)) ||
-        (status = nib_config_int_or(config, "n_group", 1, 1, NIB_ROUTE_GROUPS, &router->n_groups, err)) ||
-        (status = nib_config_int_or(config, "topk_group", 1, 1, router->n_groups, &router->top_groups, err)) ||
+        (status = nib_config_int_or(config, "n_group", absent->n_groups, 1, NIB_ROUTE_GROUPS, &router->n_groups,
+                                    err)) ||
+        (status = nib_config_int_or(config, "topk_group", router->n_groups == 1 ? 1 : absent->top_groups, 1,
+                                    router->n_groups, &router->top_groups, err)) ||
         (status = nib_config_bool_or(config, "norm_topk_prob", true, &router->normalise, err)) ||
-        (status = nib_config_real_or(config, "routed_scaling_factor", 1, 0, 1e6, &scale, err)))
+        (status = nib_config_real_or(config, "routed_scaling_factor", absent->scale, 0, 1e6, &scale, err)))
         return status;
     router->scale = (float)scale;
     if (router->n_groups == 1)
         return NIB_OK;
     if (router->n_experts % router->n_groups || router->n_experts / router->n_groups < 2)
         return nib_config_refuse(config, "n_group", "groups are equal and have at least two experts", err);
+    if (router->top_groups > router->n_groups)
+        return nib_config_refuse(config, "topk_group", "there are fewer groups than are chosen without it", err);
     return refuse_unless(router->n_experts / router->n_groups * router->top_groups >= router->top_k, config,
                          "topk_group", "the groups chosen have fewer experts than num_experts_per_tok", err);
 }

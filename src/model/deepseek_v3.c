@@ -4,13 +4,16 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "checkpoint/config.h"
 #include "model/decoder.h"
 
 static nib_status read_attention_sizes(const struct nib_config *config, struct nib_attention *attention,
                                        int64_t *rope_dims, struct nib_error *err)
 {
     nib_status status;
-    if ((status = nib_config_int_or(config, "q_lora_rank", 0, 0, 65536, &attention->q_lora, err)) ||
+    // Null says that q comes from one matrix.
+    int64_t q_lora = nib_config_is_null(config, "q_lora_rank") ? 0 : 1536;
+    if ((status = nib_config_int_or(config, "q_lora_rank", q_lora, 0, 65536, &attention->q_lora, err)) ||
         (status = nib_config_int(config, "kv_lora_rank", 1, 65536, &attention->kv_lora, err)) ||
         (status = nib_config_int(config, "qk_nope_head_dim", 1, 4096, &attention->nope, err)) ||
         (status = nib_config_int(config, "qk_rope_head_dim", 2, 4096, rope_dims, err)) ||
@@ -50,8 +53,8 @@ static nib_status read_layers(const struct nib_config *config, struct nib_decode
     int64_t n_dense, n_shared, every;
     nib_status status;
     if ((status = nib_config_int(config, "intermediate_size", 1, 1 << 24, &model->dense_intermediate, err)) ||
-        (status = nib_config_int_or(config, "first_k_dense_replace", 0, 0, 1024, &n_dense, err)) ||
-        (status = nib_config_int_or(config, "n_shared_experts", 0, 0, 1024, &n_shared, err)) ||
+        (status = nib_config_int_or(config, "first_k_dense_replace", 3, 0, 1024, &n_dense, err)) ||
+        (status = nib_config_int_or(config, "n_shared_experts", 1, 0, 1024, &n_shared, err)) ||
         (status = nib_config_int_or(config, "moe_layer_freq", 1, 1, 1024, &every, err)))
         return status;
     if (every != 1)
@@ -66,15 +69,17 @@ static nib_status read_layers(const struct nib_config *config, struct nib_decode
 static nib_status deepseek_v3_create(const struct nib_config *config, struct nib_model **created,
                                      struct nib_error *err)
 {
+    static const struct nib_decoder_defaults absent = {.eps = 1e-6, .context = 4096};
+    static const struct nib_sigmoid_defaults routing = {.n_groups = 8, .top_groups = 4, .scale = 2.5};
     struct nib_decoder *model;
-    nib_status status = nib_decoder_create(&nib_deepseek_v3_family, config, 1e-6, &model, err);
+    nib_status status = nib_decoder_create(&nib_deepseek_v3_family, config, &absent, &model, err);
     if (status)
         return status;
     static const struct nib_fixed_number numbers[] = {{"partial_rotary_factor", 1}, {"use_qk_norm", 0}};
     if ((status = nib_decoder_only_numbers(config, numbers, sizeof numbers / sizeof *numbers, err)) ||
         (status = nib_decoder_only_full_attention(config, err)) ||
         (status = nib_decoder_read_experts(model, config, "moe_intermediate_size", err)) ||
-        (status = nib_decoder_read_sigmoid_router(model, config, err)) ||
+        (status = nib_decoder_read_sigmoid_router(model, config, &routing, err)) ||
         (status = read_attention(config, model, err)) || (status = read_layers(config, model, err)) ||
         (status = nib_decoder_finish(model, config, err))) {
         nib_decoder_free(&model->base);

@@ -1,5 +1,4 @@
 // gpt-oss: grouped-query attention with sinks and alternating windows, and a mixture of experts in every layer.
-#include <math.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -38,19 +37,14 @@ static nib_status read_options(const struct nib_config *config, struct nib_decod
     int64_t window;
     nib_status status;
     if ((status = nib_config_real_or(config, "swiglu_limit", 7.0, 1e-3, 1e30, &limit, err)) ||
-        (status = nib_config_int_or(config, "sliding_window", 128, 1, 1 << 30, &window, err)) ||
-        (status = nib_config_bool_or(config, "attention_bias", true, &full->bias, err)) ||
-        (status = nib_config_int_or(config, "head_dim", 64, 1, 4096, &full->head_dim, err)))
+        (status = nib_config_int_or(config, "sliding_window", 128, 1, 1 << 30, &window, err)))
         return status;
-    full->v_dim = full->head_dim;
-    full->scale = 1.0f / sqrtf((float)full->head_dim);
     // alpha is a constant of the architecture; no released config states it.
     model->activation =
         (struct nib_activation){.kind = NIB_ACT_SWIGLU_OAI, .alpha = 1.702f, .limit = (float)limit};
     model->router.kind = NIB_ROUTER_TOPK_SOFTMAX;
     model->router_bias = true;
     model->gpt_oss_experts = true;
-    full->o_bias = full->bias;
     full->sinks = true;
     *sliding = *full;
     sliding->window = window;
@@ -61,6 +55,14 @@ static nib_status read_rope(const struct nib_config *config, struct nib_decoder 
 {
     struct nib_rope_config rope;
     nib_status status = nib_config_rope(config, NULL, &rope, err);
+    // A config without a word about it means the stretch of the released models.
+    if (!nib_config_has(config, "rope_parameters") && !nib_config_has(config, "rope_scaling") &&
+        !nib_config_has(config, "rope_scaling_factor")) {
+        rope.type = "yarn";
+        rope.factor = 32;
+        rope.original_context = 4096;
+        rope.truncate = false;
+    }
     for (int i = 0; !status && i < NIB_ATTENTION_KINDS; i++)
         status = nib_decoder_set_rope(&model->attentions[i], config, &rope, model->attentions[i].head_dim, err);
     // OpenAI's own config has no max_position_embeddings; YaRN's factor says how far it was stretched.
@@ -73,8 +75,10 @@ static nib_status read_rope(const struct nib_config *config, struct nib_decoder 
 static nib_status gpt_oss_create(const struct nib_config *config, struct nib_model **created,
                                  struct nib_error *err)
 {
+    static const struct nib_decoder_defaults absent = {
+        .eps = 1e-5, .context = 131072, .n_kv_heads = 8, .head_dim = 64, .attention_bias = true};
     struct nib_decoder *model;
-    nib_status status = nib_decoder_create(&nib_gpt_oss_family, config, 1e-5, &model, err);
+    nib_status status = nib_decoder_create(&nib_gpt_oss_family, config, &absent, &model, err);
     if (status)
         return status;
     model->names.router = "model.layers.%lld.mlp.router";

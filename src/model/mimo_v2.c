@@ -1,9 +1,11 @@
 // MiMo-V2: grouped-query attention with narrow values and rotary positions on a part of each head; most layers see a
 // window only, with kv heads, sinks and a theta of their own. Sigmoid scores with a correction choose.
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "checkpoint/config.h"
 #include "model/decoder.h"
 
 static bool slides_unless_sixth(int64_t layer)
@@ -92,13 +94,26 @@ static nib_status read_sliding(const struct nib_config *config, const struct nib
     return NIB_OK;
 }
 
-static nib_status read_rope(const struct nib_config *config, const char *layer_type, const char *theta,
-                            struct nib_attention *attention, struct nib_error *err)
+// A rotary setting stands beside the layer type, in the flat form, or among the config's own keys.
+static bool has_rope_setting(const struct nib_config *config, const char *layer_type, const char *name)
 {
+    char nested[128], flat[128];
+    snprintf(nested, sizeof nested, "rope_parameters.%s.%s", layer_type, name);
+    snprintf(flat, sizeof flat, "rope_parameters.%s", name);
+    return nib_config_has(config, nested) || nib_config_has(config, flat) || nib_config_has(config, name);
+}
+
+static nib_status read_rope(const struct nib_config *config, bool slides, struct nib_attention *attention,
+                            struct nib_error *err)
+{
+    const char *layer_type = slides ? "sliding_attention" : "full_attention";
     struct nib_rope_config rope;
     nib_status status = nib_config_rope(config, layer_type, &rope, err);
-    if (!status)
-        status = nib_config_real_or(config, theta, rope.theta, 1e-6, 1e15, &rope.theta, err);
+    if (!has_rope_setting(config, layer_type, "partial_rotary_factor"))
+        rope.partial_rotary_factor = 0.334;
+    // One rope_theta for both is that of the layers that see everything.
+    if (!status && slides && !nib_config_is_object(config, "rope_parameters.sliding_attention"))
+        status = nib_config_real_or(config, "swa_rope_theta", 10000, 1e-6, 1e15, &rope.theta, err);
     if (!status)
         status = nib_decoder_set_rope(attention, config, &rope, nib_rotary_dims(attention->head_dim, &rope), err);
     return status;
@@ -109,33 +124,34 @@ static nib_status read_attention(const struct nib_config *config, struct nib_dec
     struct nib_attention *full = &model->attentions[0], *sliding = &model->attentions[1];
     double value_scale;
     nib_status status;
-    if ((status = nib_config_int_or(config, "v_head_dim", full->head_dim, 1, 4096, &full->v_dim, err)) ||
-        (status = nib_config_real_or(config, "attention_value_scale", 1, 0, 1e6, &value_scale, err)) ||
+    double unstated = nib_config_is_null(config, "attention_value_scale") ? 1 : 0.707;
+    if ((status = nib_config_int_or(config, "v_head_dim", 128, 1, 4096, &full->v_dim, err)) ||
+        (status = nib_config_real_or(config, "attention_value_scale", unstated, 0, 1e6, &value_scale, err)) ||
         (status = nib_config_bool_or(config, "add_full_attention_sink_bias", false, &full->sinks, err)))
         return status;
     full->value_scale = (float)value_scale;
     full->o_bias = false;
-    if ((status = read_sliding(config, full, sliding, err)) ||
-        (status = read_rope(config, "full_attention", "rope_theta", full, err)))
+    if ((status = read_sliding(config, full, sliding, err)) || (status = read_rope(config, false, full, err)))
         return status;
     model->qkv_shards = full->n_kv_heads;
-    return read_rope(config, "sliding_attention", "swa_rope_theta", sliding, err);
+    return read_rope(config, true, sliding, err);
 }
 
 static nib_status mimo_v2_create(const struct nib_config *config, struct nib_model **created,
                                  struct nib_error *err)
 {
     static const struct nib_fixed_number no_shared = {"n_shared_experts", 0};
+    static const struct nib_sigmoid_defaults routing = {.n_groups = 1, .top_groups = 1, .scale = 1};
+    struct nib_decoder_defaults absent = {.context = 131072, .n_kv_heads = 4, .head_dim = 192};
     struct nib_decoder *model;
-    double eps;
-    nib_status status = nib_config_real_or(config, "layernorm_epsilon", 1e-5, 0, 1, &eps, err);
-    if (status || (status = nib_decoder_create(&nib_mimo_v2_family, config, eps, &model, err)))
+    nib_status status = nib_config_real_or(config, "layernorm_epsilon", 1e-5, 0, 1, &absent.eps, err);
+    if (status || (status = nib_decoder_create(&nib_mimo_v2_family, config, &absent, &model, err)))
         return status;
     model->names.sinks = "model.layers.%lld.self_attn.attention_sink_bias";
     model->names.qkv = "model.layers.%lld.self_attn.qkv_proj";
     if ((status = nib_config_int(config, "intermediate_size", 1, 1 << 24, &model->dense_intermediate, err)) ||
         (status = nib_decoder_read_experts(model, config, "moe_intermediate_size", err)) ||
-        (status = nib_decoder_read_sigmoid_router(model, config, err)) ||
+        (status = nib_decoder_read_sigmoid_router(model, config, &routing, err)) ||
         (status = nib_decoder_only_numbers(config, &no_shared, 1, err)) ||
         (status = read_attention(config, model, err)) || (status = read_layers(config, model, err)) ||
         (status = nib_decoder_finish(model, config, err))) {

@@ -22,9 +22,10 @@ static nib_status read_attention(const struct nib_config *config, struct nib_dec
 
 static nib_status read_router(const struct nib_config *config, struct nib_decoder *model, struct nib_error *err)
 {
+    static const struct nib_sigmoid_defaults absent = {.n_groups = 1, .top_groups = 1, .scale = 1};
     int64_t shared;
     nib_status status;
-    if ((status = nib_decoder_read_sigmoid_router(model, config, err)) ||
+    if ((status = nib_decoder_read_sigmoid_router(model, config, &absent, err)) ||
         (status = nib_config_bool_or(config, "use_routing_bias", true, &model->corrected, err)) ||
         (status = nib_config_int_or(config, "shared_intermediate_size", 0, 0, 1 << 24, &shared, err)))
         return status;
@@ -51,8 +52,10 @@ static nib_status check_layers(const struct nib_config *config, struct nib_error
 static nib_status minimax_m2_create(const struct nib_config *config, struct nib_model **created,
                                     struct nib_error *err)
 {
+    static const struct nib_decoder_defaults absent = {
+        .eps = 1e-6, .context = 196608, .n_kv_heads = 8, .head_dim = 128};
     struct nib_decoder *model;
-    nib_status status = nib_decoder_create(&nib_minimax_m2_family, config, 1e-6, &model, err);
+    nib_status status = nib_decoder_create(&nib_minimax_m2_family, config, &absent, &model, err);
     if (status)
         return status;
     model->names.router = "model.layers.%lld.block_sparse_moe.gate";

@@ -41,8 +41,9 @@ static nib_status read_options(const struct nib_config *config, struct nib_decod
 static nib_status qwen3_moe_create(const struct nib_config *config, struct nib_model **created,
                                    struct nib_error *err)
 {
+    static const struct nib_decoder_defaults absent = {.eps = 1e-6, .context = 32768, .n_kv_heads = 4};
     struct nib_decoder *model;
-    nib_status status = nib_decoder_create(&nib_qwen3_moe_family, config, 1e-6, &model, err);
+    nib_status status = nib_decoder_create(&nib_qwen3_moe_family, config, &absent, &model, err);
     if (status)
         return status;
     static const struct nib_fixed_number numbers[] = {{"shared_expert_intermediate_size", 0},
