@@ -1,4 +1,5 @@
 // nibble eval: how likely a model finds a text, and how often it solves tasks with a known answer.
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -158,8 +159,10 @@ static int eval_nll(int argc, char **argv)
 
 // ---- tasks ----
 
+enum { MAX_TASK_BYTES = 16 << 20 }; // of its line
+
 struct task {
-    char kind[32];
+    const char *kind;
     json_t *line; // owns everything the task refers to
     struct nib_bytes answer;
     bool correct;
@@ -215,35 +218,40 @@ static void on_task_event(void *context, const struct nib_event *event)
     nib_progress_update(&tasks->bar, (int64_t)++tasks->done);
 }
 
+static nib_status add_task(struct tasks *tasks, const char *line, const char *path, struct nib_error *err)
+{
+    size_t number = tasks->count + 1;
+    struct task *grown = realloc(tasks->items, number * sizeof *grown);
+    if (!grown)
+        return nib_fail_memory(err, number * sizeof *grown, "tasks");
+    tasks->items = grown;
+    json_t *root = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
+    const char *kind = json_string_value(json_object_get(root, "kind"));
+    if (!kind || !json_is_string(json_object_get(root, "prompt")) || !json_object_get(root, "expected")) {
+        json_decref(root);
+        return nib_fail(err, NIB_ERR_FORMAT, "%s:%zu: a task is an object with kind, prompt and expected", path,
+                        number);
+    }
+    tasks->items[tasks->count++] = (struct task){.kind = kind, .line = root};
+    return NIB_OK;
+}
+
 static nib_status read_tasks(struct tasks *tasks, const char *path, struct nib_error *err)
 {
     FILE *file = fopen(path, "re");
     if (!file)
-        return nib_fail(err, NIB_ERR_IO, "%s: cannot be opened", path);
-    char *line = NULL;
-    size_t capacity = 0, number = 0;
-    nib_status status = NIB_OK;
-    while (!status && getline(&line, &capacity, file) > 0) {
-        json_error_t problem;
-        number++;
-        json_t *root = json_loads(line, JSON_REJECT_DUPLICATES, &problem);
-        const json_t *kind = json_object_get(root, "kind"), *expected = json_object_get(root, "expected");
-        struct task *grown = realloc(tasks->items, (tasks->count + 1) * sizeof *grown);
-        if (grown)
-            tasks->items = grown;
-        if (!grown)
-            status = nib_fail_memory(err, (tasks->count + 1) * sizeof *grown, "tasks");
-        else if (!json_is_string(kind) || !json_is_string(json_object_get(root, "prompt")) || !expected)
-            status = nib_fail(err, NIB_ERR_FORMAT, "%s:%zu: a task is an object with kind, prompt and expected",
-                              path, number);
-        if (status) {
-            json_decref(root);
-            break;
-        }
-        struct task *task = &tasks->items[tasks->count++];
-        *task = (struct task){.line = root};
-        snprintf(task->kind, sizeof task->kind, "%s", json_string_value(kind));
-    }
+        return nib_fail(err, NIB_ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
+    char *line = malloc(MAX_TASK_BYTES + 2);
+    nib_status status = line ? NIB_OK : nib_fail_memory(err, MAX_TASK_BYTES + 2, "a line of tasks");
+    char *last = line ? line + MAX_TASK_BYTES : NULL; // stays 0 but for a line that is as long or longer
+    if (last)
+        *last = 0;
+    while (!status && fgets(line, MAX_TASK_BYTES + 2, file))
+        status = *last && *last != '\n' ? nib_fail(err, NIB_ERR_LIMIT, "%s:%zu: the line is longer than %d bytes",
+                                                   path, tasks->count + 1, MAX_TASK_BYTES)
+                                        : add_task(tasks, line, path, err);
+    if (!status && ferror(file))
+        status = nib_fail(err, NIB_ERR_IO, "%s: cannot be read: %s", path, strerror(errno));
     free(line);
     fclose(file);
     if (!status && tasks->count == 0)

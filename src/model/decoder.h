@@ -197,6 +197,10 @@ struct nib_tensor_name nib_decoder_name(const struct nib_decoder *decoder, const
 uint64_t nib_weight_bytes(const struct nib_weight *weight);
 nib_status nib_decoder_bind_experts(struct nib_decoder *decoder, struct nib_checkpoint *checkpoint, int64_t layer,
                                     struct nib_error *err);
+// Once everything is bound: marks what is knowingly left aside, and refuses by name what belongs to a layer, the embedding,
+// the last norm or the head and is not part of the plan. Other tensors stay unmarked.
+nib_status nib_decoder_set_aside(const struct nib_decoder *decoder, struct nib_checkpoint *checkpoint,
+                                 struct nib_error *err);
 
 // Elements per token of each buffer.
 void nib_decoder_widths(const struct nib_decoder *decoder, int64_t *widths /* [NIB_BUFFER_COUNT] */);

@@ -317,24 +317,6 @@ static nib_status alloc_buffers(struct nib_decoder *decoder, int64_t max_tokens,
                   : base->ops->alloc_routes(base->device, max_tokens, base->shape.top_k, &decoder->routes, err);
 }
 
-// What a text engine has no use for: the towers of multimodal releases, and layers that predict tokens further on.
-static nib_status skip_aside(const struct nib_decoder *decoder, struct nib_checkpoint *checkpoint,
-                             struct nib_error *err)
-{
-    static const char *const aside[] = {"vision_tower.", "vision_model.",          "visual.",   "model.visual.",
-                                        "mm_projector.", "multi_modal_projector.", "model.mtp."};
-    for (size_t i = 0; i < sizeof aside / sizeof *aside; i++)
-        nib_checkpoint_skip(checkpoint, aside[i]);
-    int64_t further;
-    nib_status status =
-        nib_config_int_or(nib_checkpoint_config(checkpoint), "num_nextn_predict_layers", 0, 0, 64, &further, err);
-    for (int64_t l = 0; !status && l < further; l++)
-        nib_checkpoint_skip(
-            checkpoint,
-            nib_decoder_name(decoder, "model.layers.%lld", decoder->base.shape.n_layers + l, ".").text);
-    return status;
-}
-
 static void find_prefix(struct nib_decoder *decoder, const struct nib_checkpoint *checkpoint)
 {
     static const char text_tower[] = "language_model.";
@@ -351,9 +333,7 @@ nib_status nib_decoder_bind(struct nib_model *base, struct nib_checkpoint *check
     struct binder b = {decoder, checkpoint, err};
     struct nib_dense head = {0};
     find_prefix(decoder, checkpoint);
-    nib_status status = skip_aside(decoder, checkpoint, err);
-    if (!status)
-        status = alloc_buffers(decoder, max_tokens, max_outputs, err);
+    nib_status status = alloc_buffers(decoder, max_tokens, max_outputs, err);
     if (!status)
         status = nib_bind_tensor(base, checkpoint, nib_decoder_name(decoder, decoder->names.embedding, 0, "").text,
                                  shape->vocab, shape->hidden, false, &decoder->embedding, err);
@@ -369,6 +349,8 @@ nib_status nib_decoder_bind(struct nib_model *base, struct nib_checkpoint *check
                                             .cols = shape->hidden,
                                             .linear = &head,
                                             .may_narrow = true});
+    if (!status)
+        status = nib_decoder_set_aside(decoder, checkpoint, err);
     decoder->head = decoder->tied ? decoder->embedding : head.weight;
     decoder->head_bias = head.bias;
     base->head_bytes = nib_weight_bytes(&decoder->head) + nib_weight_bytes(&decoder->norm) +

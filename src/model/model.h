@@ -68,8 +68,9 @@ struct nib_model_family {
 nib_status nib_model_create(const struct nib_config *config, struct nib_model **model, struct nib_error *err);
 void nib_model_free(struct nib_model *model); // before the device it is bound to is closed
 
-// Binds every weight. Missing tensors and tensors of another shape are refused by name; tensors that the model does not
-// know stay unmarked in the checkpoint. The checkpoint and device must outlive the model.
+// Binds every weight. Missing tensors, tensors of another shape and unknown ones in a part that is computed are refused by
+// name; others that the model does not know stay unmarked in the checkpoint. The checkpoint and device must outlive the
+// model.
 nib_status nib_model_bind(struct nib_model *model, struct nib_checkpoint *checkpoint, const struct nib_ops *ops,
                           struct nib_device *device, int64_t max_tokens, int64_t max_outputs,
                           struct nib_error *err);

@@ -31,10 +31,11 @@ static nib_status write_system(struct nib_writer *out, const struct nib_conversa
     return status;
 }
 
-static const char how_to_call[] =
-    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> "
-    "XML "
-    "tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>";
+static const char how_to_call[] = "For each function call, return a json object with function name and arguments "
+                                  "within <tool_call></tool_call> XML tags:\n"
+                                  "<tool_call>\n"
+                                  "{\"name\": <function-name>, \"arguments\": <args-json-object>}\n"
+                                  "</tool_call>";
 
 static nib_status put_system(const struct nib_chat *chat, const struct nib_conversation *conversation,
                              struct nib_pieces *pieces, struct nib_error *err)

@@ -204,6 +204,59 @@ class Forms(support.Test):
         self.succeeds(run("check", folder, expected("kimi_k2"), *EXACT))
         self.assertNotIn("unused tensor", self.succeeds(run("inspect", folder)).stdout)
 
+    def test_unknown_tensors_of_what_is_computed_are_refused(self):
+        extra = ("BF16", [4], bytes(8))
+        cases = {
+            "kimi_k2": ("model.layers.1.mlp.experts.7.gate_proj.lora_A", "model.layers.0.mlp.gate.weight",
+                        "model.layers.2.self_attn.indexer.wk.weight", "model.layers.3.input_layernorm.bias",
+                        "model.layers.3.invented"),
+            "qwen3_moe": ("model.layers.0.mlp.shared_expert.gate_proj.weight", "model.norm.bias",
+                          "model.layers.0.mlp.gate.e_score_correction_bias", "lm_head.weight_scale_2"),
+            "gpt_oss": ("model.layers.1.self_attn.q_norm.weight", "model.layers.0.mlp.experts.gate_up_proj_zeros"),
+            "mimo_v2": ("model.layers.0.self_attn.attention_sink_bias", "model.embed_tokens.weight_scale"),
+        }
+        for family, names in cases.items():
+            for name in names:
+                with self.subTest(name):
+                    checkpoint = Checkpoint(family)
+                    checkpoint.tensors[name] = extra
+                    folder = checkpoint.write("unknown")
+                    self.fails(run("check", folder, expected(family)), 1, "model.safetensors", name)
+                    inspected = self.json_of(run("inspect", folder, "--json"))
+                    self.assertFalse(inspected["runs"])
+                    self.assertIn(name, inspected["runs_not_because"])
+
+    def test_an_expert_too_many_is_refused_in_every_form(self):
+        checkpoint = Checkpoint("kimi_k2")
+        for name in [name for name in checkpoint.tensors if ".experts." in name]:
+            if name.endswith("_scale"):
+                del checkpoint.tensors[name]
+            else:
+                rows, half = checkpoint.tensors[name][1]
+                checkpoint.tensors[name] = ("BF16", [rows, 2 * half], bytes(4 * rows * half))
+        name = "model.layers.1.mlp.experts.8.up_proj.weight"
+        checkpoint.tensors[name] = checkpoint.tensors[name.replace(".8.", ".7.")]
+        self.fails(run("check", checkpoint.write("nine"), expected("kimi_k2")), 1, name)
+
+    def test_tensors_that_say_nothing_to_a_forward_pass_are_left_aside(self):
+        checkpoint = Checkpoint("kimi_k2")
+        one = ("F32", [1], struct.pack("<f", 1))
+        layer = "model.layers.1."
+        for name in ("self_attn.rotary_emb.inv_freq", "self_attn.k_scale", "self_attn.kv_b_proj.output_scale",
+                     "self_attn.o_proj.input_scale", "mlp.shared_experts.up_proj.input_scale"):
+            checkpoint.tensors[layer + name] = one
+        checkpoint.config["num_nextn_predict_layers"] = 1
+        checkpoint.tensors["model.layers.4.eh_proj.weight"] = one
+        process = run("check", checkpoint.write("aside"), expected("kimi_k2"), *EXACT)
+        self.succeeds(process)
+        self.assertEqual(process.stderr, "")
+
+        for name in ("model.layers.5.mtp.weight", "model.layers.60.norm.weight", "something.weight"):
+            checkpoint.tensors[name] = one
+        process = run("check", checkpoint.write("aside"), expected("kimi_k2"), *EXACT)
+        self.succeeds(process)
+        self.assertIn("3 tensors are not used by the model, the first is model.layers.5.mtp.weight", process.stderr)
+
     def test_openai_names_and_their_conversions(self):
         """gpt-oss under the names of OpenAI's own release, and what convert makes of its experts."""
         checkpoint = Checkpoint("gpt_oss")
@@ -286,6 +339,8 @@ class Forms(support.Test):
         rank, hidden = checkpoint.config["q_lora_rank"], checkpoint.config["hidden_size"]
         for name in [name for name in checkpoint.tensors if ".q_b_proj." in name]:
             dtype, (rows, cols), data = checkpoint.tensors.pop(name)
+            for unused in ("q_a_proj", "q_a_layernorm"):
+                del checkpoint.tensors[name.replace("q_b_proj", unused)]
             wide = b"".join(data[2 * cols * r:2 * cols * (r + 1)] + bytes(2 * (hidden - rank)) for r in range(rows))
             checkpoint.tensors[name.replace("q_b_proj", "q_proj")] = (dtype, [rows, hidden], wide)
         checkpoint.config["q_lora_rank"] = None
