@@ -15,13 +15,15 @@ struct nib_chat_control {
 };
 
 struct nib_turn_grammar;
+struct nib_tool_markup;
 
 // How a kind of message stands among the tokens of a reply, for guides.
 struct nib_message_frame {
-    struct nib_pieces begin; // in front of its text
-    struct nib_pieces end;   // behind it; nothing that the text may go on with begins so
-    struct nib_pieces next;  // from there to the message that follows, if one does
-    bool absent;             // the format knows no such messages
+    struct nib_pieces begin;              // in front of its text
+    struct nib_pieces end;                // behind it; nothing that the text may go on with begins so
+    struct nib_pieces next;               // from there to the message that follows, if one does
+    bool absent;                          // the format knows no such messages
+    const struct nib_tool_markup *markup; // what a schema binds its text to; NULL: JSON
 };
 
 struct nib_chat_format {

@@ -42,6 +42,8 @@ struct nib_turn {
     size_t count, first;                // first: its first message's number
 };
 
+struct nib_tool_markup;
+
 struct nib_turn_grammar {
     enum nib_head head;
     bool calls_end_reasoning; // a token that begins calls ends a thought; it is never part of one
@@ -64,9 +66,10 @@ struct nib_turn_grammar {
 
     // For nib_turns_frame.
     const char *behind_thought; // words between a thought's end and what follows
-    // A call up to its arguments, and the words from there to the turn's end; NULL where arguments are not written as JSON.
+    // A call up to its arguments, from the token on that begins it.
     bool (*put_call_head)(const struct nib_chat *chat, const struct nib_message *call, struct nib_pieces *pieces);
-    const char *(*call_end)(const struct nib_chat *chat);
+    const char *(*call_end)(const struct nib_chat *chat); // the words behind arguments in JSON
+    const struct nib_tool_markup *markup;                 // or how they are written else, up to NIB_SIGN_CALL_END
 };
 
 // For the format's table.
@@ -82,8 +85,6 @@ nib_status nib_turns_render_exact(const struct nib_chat *chat, const struct nib_
 
 // For read_calls: a complete call of the tool `name`.
 void nib_turn_put_call(struct nib_chat_parser *parser, struct nib_text name, struct nib_text arguments);
-
-struct nib_tool_markup;
 
 // The whole of read_calls for formats whose calls are mark-up.
 bool nib_turn_put_markup(struct nib_chat_parser *parser, const struct nib_tool_markup *markup);

@@ -24,6 +24,10 @@ static bool put_call(const struct nib_chat *chat, const struct nib_message *call
                      struct nib_message_frame *frame)
 {
     const struct nib_turn_grammar *grammar = chat->format->turns;
+    frame->markup = grammar->markup;
+    if (bound && grammar->markup)
+        return grammar->put_call_head(chat, call, &frame->begin) &&
+               nib_pieces_put_control(&frame->end, token_of(chat, NIB_SIGN_CALL_END));
     if (bound || !grammar->read_calls)
         return grammar->put_call_head(chat, call, &frame->begin) &&
                nib_pieces_put_words(&frame->end, chat, grammar->call_end(chat));
@@ -38,13 +42,8 @@ nib_status nib_turns_frame(const struct nib_chat *chat, const struct nib_message
     (void)goes_on;
     frame->begin.joined = frame->end.joined = frame->next.joined = true;
     bool thought = nib_is_reasoning(header), call = nib_is_call(header), fine = true;
-    if (call && token_of(chat, NIB_SIGN_CALL) < 0)
+    if (call && (token_of(chat, NIB_SIGN_CALL) < 0 || token_of(chat, NIB_SIGN_CALL_END) < 0))
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "this model's vocabulary lacks the tags of calls");
-    if (call && bound && !chat->format->turns->put_call_head)
-        return nib_fail(
-            err, NIB_ERR_UNSUPPORTED,
-            "calls cannot be demanded of this model: its chat format, %s, does not write arguments as JSON",
-            chat->format->name);
     if (thought)
         fine = put_thought(chat, frame);
     else if (call)

@@ -63,20 +63,20 @@ static nib_status write_tools(struct nib_writer *out, const struct nib_conversat
 }
 
 static const char how_to_call[] =
-    "IMPORTANT: ALWAYS adhere to this exact format for tool use:\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
-    "tool_call_name<｜tool▁sep｜>tool_call_arguments<｜tool▁call▁end｜>{additional_tool_calls}<｜tool▁calls▁end｜>"
-    "\n\n"
-    "Where:\n- `tool_call_name` must be an exact match to one of the available tools\n- `tool_call_arguments` "
-    "must "
-    "be valid JSON that strictly follows the tool's Parameters Schema\n- For multiple tool calls, chain them "
-    "directly "
-    "without separators or spaces";
+    "IMPORTANT: ALWAYS adhere to this exact format for tool use:\n"
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments<｜tool▁call▁end｜>"
+    "{additional_tool_calls}<｜tool▁calls▁end｜>\n\n"
+    "Where:\n"
+    "- `tool_call_name` must be an exact match to one of the available tools\n"
+    "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema\n"
+    "- For multiple tool calls, chain them directly without separators or spaces";
 
 // The older models' templates say nothing about tools; this is in their form of calls.
 static const char how_to_call_fenced[] =
     "To use a tool, write a call in exactly this form, with arguments that follow the tool's parameters:\n"
-    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>tool_name\n```json\n{\"argument\": "
-    "\"value\"}\n"
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>tool_name\n"
+    "```json\n"
+    "{\"argument\": \"value\"}\n"
     "```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
 
 static nib_status put_system(const struct nib_chat *chat, const struct nib_conversation *conversation,

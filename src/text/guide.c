@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "text/chat_format.h"
 #include "text/json_schema.h"
+#include "text/tool_markup.h"
 
 #define MAX_BRANCHES 1100
 
@@ -90,7 +91,10 @@ static nib_status add_branch(struct nib_guide *guide, const struct nib_chat *cha
         return status;
     }
     guide->count++;
-    return branch->bound ? nib_json_schema_compile(wanted->schema, &guide->rules, &branch->rule, err) : NIB_OK;
+    if (!branch->bound)
+        return NIB_OK;
+    return frame.markup ? nib_markup_compile(frame.markup, wanted->schema, &guide->rules, &branch->rule, err)
+                        : nib_json_schema_compile(wanted->schema, &guide->rules, &branch->rule, err);
 }
 
 // Automatons read the rules, so they come when all rules are there.

@@ -98,15 +98,21 @@ static nib_status write_system(struct nib_writer *out, const struct nib_conversa
 }
 
 static const char how_to_call[] =
-    "For each function call, output the function name and arguments in the following format:\n<tool_call>\n"
-    "<function=example_function_name>\n<parameter=example_parameter_1>value_1</parameter>\n"
-    "<parameter=example_parameter_2>This is the value for the second parameter\nthat can span\nmultiple lines"
-    "</parameter>\n</function>\n</tool_call>\n\n<IMPORTANT>\n- Function calls MUST follow the specified format: "
-    "an "
-    "inner <function=...></function> block must be nested within <tool_call></tool_call> XML tags\n- DO NOT use "
-    "function calls inside <think></think> tags.\n- The value enclosed between parameter tags is preserved "
-    "exactly "
-    "as-is, including newlines and spaces.\n</IMPORTANT>";
+    "For each function call, output the function name and arguments in the following format:\n"
+    "<tool_call>\n"
+    "<function=example_function_name>\n"
+    "<parameter=example_parameter_1>value_1</parameter>\n"
+    "<parameter=example_parameter_2>This is the value for the second parameter\n"
+    "that can span\n"
+    "multiple lines</parameter>\n"
+    "</function>\n"
+    "</tool_call>\n\n"
+    "<IMPORTANT>\n"
+    "- Function calls MUST follow the specified format: an inner <function=...></function> block must be nested "
+    "within <tool_call></tool_call> XML tags\n"
+    "- DO NOT use function calls inside <think></think> tags.\n"
+    "- The value enclosed between parameter tags is preserved exactly as-is, including newlines and spaces.\n"
+    "</IMPORTANT>";
 
 static nib_status put_system(const struct nib_chat *chat, const struct nib_conversation *conversation,
                              struct nib_pieces *pieces, struct nib_error *err)
@@ -192,6 +198,8 @@ static const struct nib_turn_grammar grammar = {
     .put_turn = put_turn,
     .put_reply = put_reply,
     .behind_thought = "",
+    .put_call_head = put_call_head,
+    .markup = &markup,
 };
 
 const struct nib_chat_format nib_chat_mimo = {

@@ -39,10 +39,14 @@ static nib_status write_system(struct nib_writer *out, const struct nib_conversa
     return status;
 }
 
-static const char how_to_call[] =
-    "When making tool calls, use XML format to invoke tools and pass parameters:\n\n<minimax:tool_call>\n<invoke "
-    "name=\"tool-name-1\">\n<parameter name=\"param-key-1\">param-value-1</parameter>\n<parameter "
-    "name=\"param-key-2\">param-value-2</parameter>\n...\n</invoke>\n</minimax:tool_call>";
+static const char how_to_call[] = "When making tool calls, use XML format to invoke tools and pass parameters:\n\n"
+                                  "<minimax:tool_call>\n"
+                                  "<invoke name=\"tool-name-1\">\n"
+                                  "<parameter name=\"param-key-1\">param-value-1</parameter>\n"
+                                  "<parameter name=\"param-key-2\">param-value-2</parameter>\n"
+                                  "...\n"
+                                  "</invoke>\n"
+                                  "</minimax:tool_call>";
 
 static nib_status put_system(const struct nib_chat *chat, const struct nib_conversation *conversation,
                              struct nib_pieces *pieces, struct nib_error *err)
@@ -56,6 +60,12 @@ static bool put_call_head(const struct nib_chat *chat, const struct nib_message 
     return nib_pieces_put_words(pieces, chat, "<invoke name=\"") &&
            nib_pieces_put_borrowed(pieces, nib_function_of(call->recipient)) &&
            nib_pieces_put_words(pieces, chat, "\">\n");
+}
+
+static bool put_first_call_head(const struct nib_chat *chat, const struct nib_message *call,
+                                struct nib_pieces *pieces)
+{
+    return nib_pieces_put_words(pieces, chat, "<minimax:tool_call>\n") && put_call_head(chat, call, pieces);
 }
 
 static bool put_call(const struct nib_chat *chat, const struct nib_message *call, struct nib_pieces *pieces)
@@ -121,7 +131,7 @@ static nib_status put_reply(const struct nib_chat *chat, const struct nib_conver
     if (fine && reply && !nib_is_reasoning(reply))
         fine = nib_pieces_put_words(pieces, chat, "\n</think>\n\n");
     if (fine && reply && nib_is_call(reply))
-        fine = nib_pieces_put_words(pieces, chat, "<minimax:tool_call>\n") && put_call_head(chat, reply, pieces);
+        fine = put_first_call_head(chat, reply, pieces);
     if (fine && reply)
         fine = nib_pieces_put_borrowed(pieces, reply->text);
     return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
@@ -142,6 +152,8 @@ static const struct nib_turn_grammar grammar = {
     .put_reply = put_reply,
     .reasons_from = nib_reasons_from_question,
     .behind_thought = "\n\n",
+    .put_call_head = put_first_call_head,
+    .markup = &markup,
 };
 
 const struct nib_chat_format nib_chat_minimax = {

@@ -1,19 +1,22 @@
 #include "text/tool_markup.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 
-// ---- types
+#include "text/schema_compiler.h"
 
-enum { NULLS = 1, BOOLEANS = 2, INTEGERS = 4, NUMBERS = 8, OBJECTS = 16, ARRAYS = 32, STRINGS = 64 };
+// ---- types
 
 static unsigned type_named(const char *name)
 {
     static const struct {
         const char *name;
         unsigned type;
-    } types[] = {{"null", NULLS},     {"boolean", BOOLEANS}, {"integer", INTEGERS}, {"number", INTEGERS | NUMBERS},
-                 {"object", OBJECTS}, {"array", ARRAYS},     {"string", STRINGS}};
+    } types[] = {{"null", NIB_MARKUP_NULLS},       {"boolean", NIB_MARKUP_BOOLEANS},
+                 {"integer", NIB_MARKUP_INTEGERS}, {"number", NIB_MARKUP_INTEGERS | NIB_MARKUP_NUMBERS},
+                 {"object", NIB_MARKUP_OBJECTS},   {"array", NIB_MARKUP_ARRAYS},
+                 {"string", NIB_MARKUP_STRINGS}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(types[i].name, name) == 0)
             return types[i].type;
@@ -24,30 +27,43 @@ static unsigned type_of(const json_t *value)
 {
     switch (json_typeof(value)) {
     case JSON_NULL:
-        return NULLS;
+        return NIB_MARKUP_NULLS;
     case JSON_TRUE:
     case JSON_FALSE:
-        return BOOLEANS;
+        return NIB_MARKUP_BOOLEANS;
     case JSON_INTEGER:
-        return INTEGERS;
+        return NIB_MARKUP_INTEGERS;
     case JSON_REAL:
-        return NUMBERS;
+        return NIB_MARKUP_NUMBERS;
     case JSON_OBJECT:
-        return OBJECTS;
+        return NIB_MARKUP_OBJECTS;
     case JSON_ARRAY:
-        return ARRAYS;
+        return NIB_MARKUP_ARRAYS;
     case JSON_STRING:
         break;
     }
-    return STRINGS;
+    return NIB_MARKUP_STRINGS;
 }
 
-enum { SCHEMA_DEPTH = 8 };
+const json_t *nib_markup_follow(const json_t *root, const json_t *schema)
+{
+    const json_t *reference = json_object_get(schema, "$ref"), *all = json_object_get(schema, "allOf");
+    if (reference)
+        return json_is_string(reference) ? nib_schema_resolve(root, json_string_value(reference)) : NULL;
+    return json_array_size(all) == 1 ? json_array_get(all, 0) : schema;
+}
 
-// The types that a schema allows; 0: it does not say.
-static unsigned types_of(const json_t *schema, int depth)
+enum { SCHEMA_DEPTH = 16, SCHEMA_WORK = 4000 }; // schemas may refer to themselves
+
+// `left`: how many more schemas are looked at.
+static unsigned types_of(const json_t *root, const json_t *schema, int depth, int *left)
 {
     static const char *const unions[] = {"anyOf", "oneOf"};
+    if (depth == SCHEMA_DEPTH || (*left)-- <= 0)
+        return 0;
+    const json_t *next = nib_markup_follow(root, schema);
+    if (next != schema)
+        return types_of(root, next, depth + 1, left);
     const json_t *type = json_object_get(schema, "type"), *values = json_object_get(schema, "enum"),
                  *constant = json_object_get(schema, "const"), *other;
     unsigned types = 0;
@@ -56,14 +72,21 @@ static unsigned types_of(const json_t *schema, int depth)
         return type_named(json_string_value(type));
     json_array_foreach((json_t *)type, i, other) types |=
         json_is_string(other) ? type_named(json_string_value(other)) : 0;
-    if (types || depth == SCHEMA_DEPTH)
+    if (types)
         return types;
     json_array_foreach((json_t *)values, i, other) types |= type_of(other);
     if (constant)
         types |= type_of(constant);
     for (size_t u = 0; u < sizeof unions / sizeof *unions; u++)
-        json_array_foreach(json_object_get(schema, unions[u]), i, other) types |= types_of(other, depth + 1);
+        json_array_foreach(json_object_get(schema, unions[u]), i, other) types |=
+            types_of(root, other, depth + 1, left);
     return types;
+}
+
+unsigned nib_markup_types(const json_t *root, const json_t *schema)
+{
+    int left = SCHEMA_WORK;
+    return types_of(root, schema, 0, &left);
 }
 
 static bool is_word(struct nib_text text, const char *word)
@@ -84,18 +107,20 @@ static bool write_string(struct nib_writer *out, struct nib_text text)
 }
 
 // As JSON of one of `types`, in the words of the text where it is that already; a string when it can be nothing else.
-static bool write_value_of(struct nib_writer *out, struct nib_text text, unsigned types)
+static bool write_value_of(struct nib_writer *out, const struct nib_tool_markup *markup, struct nib_text text,
+                           unsigned types)
 {
     struct nib_text word = nib_text_trimmed(text);
-    const char *constant = (types & NULLS) && is_word(word, "null")       ? "null"
-                           : (types & BOOLEANS) && is_word(word, "true")  ? "true"
-                           : (types & BOOLEANS) && is_word(word, "false") ? "false"
-                                                                          : NULL;
+    bool null = is_word(word, "null") || nib_text_equal(word, nib_text_of(markup->null));
+    const char *constant = (types & NIB_MARKUP_NULLS) && null                        ? "null"
+                           : (types & NIB_MARKUP_BOOLEANS) && is_word(word, "true")  ? "true"
+                           : (types & NIB_MARKUP_BOOLEANS) && is_word(word, "false") ? "false"
+                                                                                     : NULL;
     if (constant) {
         nib_write_string(out, constant);
         return true;
     }
-    unsigned parsed = types & (INTEGERS | NUMBERS | OBJECTS | ARRAYS);
+    unsigned parsed = types & (NIB_MARKUP_INTEGERS | NIB_MARKUP_NUMBERS | NIB_MARKUP_OBJECTS | NIB_MARKUP_ARRAYS);
     json_t *read = parsed ? json_loadb(word.bytes ? word.bytes : "", word.size, JSON_DECODE_ANY, NULL) : NULL;
     bool fits = read && (type_of(read) & parsed);
     json_decref(read);
@@ -108,11 +133,13 @@ static bool write_value_of(struct nib_writer *out, struct nib_text text, unsigne
 static unsigned argument_types(const json_t *parameters, const char *name)
 {
     const json_t *schema = json_object_get(json_object_get(parameters, "properties"), name);
-    unsigned types = types_of(schema, 0);
+    unsigned types = nib_markup_types(parameters, schema);
     if (types)
         return types;
     bool unsaid = json_is_object(schema) || json_is_true(schema); // there is a schema, but it takes anything
-    return unsaid ? NULLS | BOOLEANS | INTEGERS | NUMBERS | OBJECTS | ARRAYS : STRINGS;
+    return unsaid ? NIB_MARKUP_NULLS | NIB_MARKUP_BOOLEANS | NIB_MARKUP_INTEGERS | NIB_MARKUP_NUMBERS |
+                        NIB_MARKUP_OBJECTS | NIB_MARKUP_ARRAYS
+                  : NIB_MARKUP_STRINGS;
 }
 
 // ---- reading
@@ -191,6 +218,7 @@ static struct nib_text without_breaks(struct nib_text value)
 
 // What is known of a call while its arguments are read.
 struct arguments {
+    const struct nib_tool_markup *markup;
     json_t *parameters; // its tool's schema, or NULL
     json_t *names;      // an object: those that have been read
     struct nib_writer out;
@@ -208,15 +236,16 @@ static bool write_argument(struct arguments *arguments, struct nib_text name, st
            write_string(&arguments->out, name);
     if (fine) {
         nib_write_string(&arguments->out, ": ");
-        fine = write_value_of(&arguments->out, without_breaks(value), argument_types(arguments->parameters, key));
+        fine = write_value_of(&arguments->out, arguments->markup, without_breaks(value),
+                              argument_types(arguments->parameters, key));
     }
     json_decref(string);
     return fine;
 }
 
-static bool read_arguments(struct nib_text *text, const struct nib_tool_markup *markup,
-                           struct arguments *arguments)
+static bool read_arguments(struct nib_text *text, struct arguments *arguments)
 {
+    const struct nib_tool_markup *markup = arguments->markup;
     for (;;) {
         struct nib_text name, value;
         skip_space(text);
@@ -245,9 +274,10 @@ static bool read_call(struct nib_text *text, const struct nib_tool_markup *marku
     if (!take(text, markup->call) || !take_name(text, &name))
         return false;
     json_t *spelled = json_stringn(name.bytes, name.size);
-    struct arguments arguments = {.parameters = parameters_of(name, tools, count), .names = json_object()};
+    struct arguments arguments = {
+        .markup = markup, .parameters = parameters_of(name, tools, count), .names = json_object()};
     nib_write_string(&arguments.out, "{");
-    bool read = spelled && arguments.names && read_arguments(text, markup, &arguments);
+    bool read = spelled && arguments.names && read_arguments(text, &arguments);
     nib_write_string(&arguments.out, "}");
     struct nib_text written = nib_writer_text(&arguments.out);
     if (read && !arguments.out.failed)
@@ -276,9 +306,22 @@ json_t *nib_markup_read(const struct nib_tool_markup *markup, struct nib_text te
     return NULL;
 }
 
+bool nib_markup_reads_as(const struct nib_tool_markup *markup, struct nib_text text, unsigned types,
+                         const json_t *value)
+{
+    struct nib_writer out = {0};
+    bool whole = !text.size || !memmem(text.bytes, text.size, markup->argument_end, strlen(markup->argument_end));
+    bool read = whole && write_value_of(&out, markup, without_breaks(text), types) && !out.failed;
+    json_t *back = read ? json_loadb(out.buffer.data, out.buffer.size, JSON_DECODE_ANY, NULL) : NULL;
+    bool same = back && nib_schema_same(back, value);
+    json_decref(back);
+    nib_bytes_free(&out.buffer);
+    return same;
+}
+
 // ---- writing
 
-static void write_value(struct nib_writer *out, const struct nib_tool_markup *markup, const json_t *value)
+void nib_markup_write_value(struct nib_writer *out, const struct nib_tool_markup *markup, const json_t *value)
 {
     if (json_is_string(value)) {
         nib_write(out, json_string_value(value), json_string_length(value));
@@ -309,7 +352,7 @@ void nib_markup_write_arguments(struct nib_writer *out, const struct nib_tool_ma
         nib_write_string(out, markup->before_name);
         nib_write_string(out, key);
         nib_write_string(out, markup->behind_name);
-        write_value(out, markup, value);
+        nib_markup_write_value(out, markup, value);
         nib_write_string(out, markup->argument_end);
         nib_write_string(out, "\n");
     }

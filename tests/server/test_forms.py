@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import string
 
 import openai
 import pydantic
@@ -165,6 +166,76 @@ class OtherFormats(support.unittest.TestCase):
             (name, arguments), = answer["tool_calls"]
             self.assertEqual((answer["finish_reason"], name), ("tool_calls", "store"))
             self.assertEqual(set(json.loads(arguments)), {"what", "count"})
+
+
+MARKUP_TOOLS = [{"type": "function", "function": {"name": name, "parameters": {
+    "$defs": {"Size": {"enum": ["small", "large"]}}, "type": "object", "required": ["what", "count", "size"], "properties": {
+        "what": {"type": "string", "minLength": 2, "maxLength": 20}, "count": {"type": "integer", "minimum": 1, "maximum": 9},
+        "size": {"$ref": "#/$defs/Size"}, "gift": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}}}}
+    for name in ("fetch", "store")]
+
+
+class MarkupFormats(support.unittest.TestCase):
+    """Calls whose arguments are bare text between tags, demanded of models that were not trained on them."""
+
+    @staticmethod
+    def tokenizer(controls):
+        """Line breaks, what prints, and the tags: few enough for the fixtures' vocabulary."""
+        vocabulary = {"\u010a": 0, "\u0120": 1}
+        for letter in string.digits + string.ascii_letters + string.punctuation:
+            vocabulary[letter] = len(vocabulary)
+        added = [{"id": len(vocabulary) + i, "content": tag, "special": True} for i, tag in enumerate(controls.split())]
+        return {"added_tokens": added, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+                "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": vocabulary, "merges": []}}
+
+    def start(self, fixture, controls):
+        folder = os.path.join(support.SCRATCH, "markup-model")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(os.path.join(support.DATA, "models", fixture), folder)
+        for name in ("config.json", "tokenizer.json"):
+            path = os.path.join(folder, name)
+            value = self.tokenizer(controls)
+            if name == "config.json":
+                with open(path, encoding="utf-8") as file:
+                    value = json.load(file)
+                value["max_position_embeddings"] = 8192  # the tools alone are longer than what the fixture says
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(value, file)
+        return support.Server(support.NIBBLE, "serve", folder, "--port", 0)
+
+    def check_call(self, server, seed, choice, names):
+        fields = {"messages": user("x"), "tools": MARKUP_TOOLS, "tool_choice": choice, "max_completion_tokens": 1000,
+                  "temperature": 1, "seed": seed}
+        answer = whole(server.chat(**fields))
+        self.assertEqual(joined(server.stream(**fields)), answer)
+        if answer["finish_reason"] == "length":  # still thinking
+            return 0
+        (name, arguments), = answer["tool_calls"]
+        self.assertEqual((answer["finish_reason"], name in names), ("tool_calls", True))
+        arguments = json.loads(arguments)
+        self.assertLessEqual({"what", "count", "size"}, set(arguments))
+        self.assertTrue(2 <= len(arguments["what"]) <= 20 and isinstance(arguments["what"], str), arguments)
+        self.assertTrue(1 <= arguments["count"] <= 9 and arguments["size"] in ("small", "large"), arguments)
+        self.assertIn(arguments.get("gift"), (None, True, False))
+        return 1
+
+    def test_calls_are_demanded(self):
+        for fixture, controls in (
+                ("mimo_v2", "<|im_start|> <|im_end|> <think> </think> <tool_call> </tool_call> <tool_response> </tool_response>"),
+                ("minimax_m2", "]~!b[ ]~b] [e~[ <think> </think> <minimax:tool_call> </minimax:tool_call>")):
+            with self.subTest(fixture), self.start(fixture, controls) as server:
+                named = {"type": "function", "function": {"name": "store"}}
+                self.assertEqual(sum(self.check_call(server, seed, named, ("store",)) for seed in range(6)), 6)
+                self.assertGreater(sum(self.check_call(server, seed, "required", ("fetch", "store")) for seed in range(6)), 0)
+                flat = [{"type": "function", **tool["function"]} for tool in MARKUP_TOOLS]
+                answer = server.client.responses.create(model="markup-model", input="x", tools=flat, tool_choice={"type": "function", "name": "fetch"})
+                self.assertEqual(answer.output[-1].name, "fetch")
+                self.assertLessEqual({"what", "count", "size"}, set(json.loads(answer.output[-1].arguments)))
+                tool = {"type": "function", "function": {"name": "f", "parameters": {
+                    "type": "object", "properties": {"a": {"type": "string", "pattern": "^a+$"}}}}}
+                status, _, text = server.request("/v1/chat/completions", {"messages": user("x"), "tools": [tool], "tool_choice": "required"})
+                self.assertEqual(status, 400)
+                self.assertIn("'pattern' at #/properties/a", text)
 
 
 if __name__ == "__main__":

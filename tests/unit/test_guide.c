@@ -22,6 +22,8 @@ struct stage {
     struct nib_tokenizer *tokenizer;
     struct nib_chat *chat;
     struct nib_mask_vocabulary *vocabulary;
+    const struct nib_tool *tools; /* [tool_count] for the parser, which types bare text by them */
+    size_t tool_count;
 };
 
 static struct stage stage_open(const char *name)
@@ -94,12 +96,21 @@ static struct nib_chat_parser *write_answer(const struct stage *stage, const str
     if (nib_guide_create(stage->chat, stage->tokenizer, stage->vocabulary, branches, count, &guide, &err))
         fail_msg("%s", err.message);
     assert_int_equal(nib_chat_parser_create(stage->chat, NIB_CHAT_FROM_REPLY, NULL, NULL, &parser, &err), NIB_OK);
+    nib_chat_parser_set_tools(parser, stage->tools, stage->tool_count);
     for (size_t i = 0; preset && i < preset->count; i++) {
         nib_guide_accept(guide, preset->ids[i]);
         assert_int_equal(nib_chat_parser_push(parser, preset->ids[i], NULL), NIB_OK);
     }
+    const char *wish = "";
     for (int length = 0; token < 0 || !stops(stage, token); length++) {
-        token = choose(nib_guide_mask(guide), &seed);
+        const uint32_t *mask = nib_guide_mask(guide);
+        token = choose(mask, &seed);
+        if (!*wish && token < 256 && seed >> 8 & 1)
+            wish = seed >> 9 & 1 ? "</parameter>" : "</par<";
+        if (*wish && mask[*wish / 32] >> (*wish % 32) & 1)
+            token = *wish++; // by chance alone bare text would never end
+        else
+            wish = "";
         assert_true(token >= 0 && length < LONGEST);
         nib_guide_accept(guide, token);
         assert_int_equal(nib_chat_parser_push(parser, token, NULL), NIB_OK);
@@ -139,6 +150,12 @@ static struct nib_guide_branch call(const char *name, const json_t *schema)
     "{\"type\":\"object\",\"properties\":{\"n\":{\"type\":\"integer\",\"minimum\":3,\"maximum\":70},\"s\":{" \
     "\"type\":"                                                                                              \
     "\"string\",\"maxLength\":4}},\"required\":[\"n\",\"s\"]}"
+
+static const struct nib_tool known_tools[] = {
+    {.name = {"f", 1}, .parameters = {SCHEMA, sizeof SCHEMA - 1}},
+    {.name = {"first", 5}, .parameters = {SCHEMA, sizeof SCHEMA - 1}},
+    {.name = {"second", 6}, .parameters = {SCHEMA, sizeof SCHEMA - 1}},
+};
 
 static void assert_fits(struct nib_text text)
 {
@@ -191,16 +208,8 @@ static void a_demanded_call_has_the_arguments_of_its_schema(void **state)
                                           call("functions.second", schema)};
     for (int f = 0; f < FORMATS; f++) {
         struct stage stage = stage_open(formats[f]);
-        if (strncmp(formats[f], "mi", 2) == 0) { // MiMo and MiniMax write arguments as bare text
-            struct nib_guide *guide;
-            struct nib_error err;
-            assert_int_equal(
-                nib_guide_create(stage.chat, stage.tokenizer, stage.vocabulary, branches, 3, &guide, &err),
-                NIB_ERR_UNSUPPORTED);
-            assert_non_null(strstr(err.message, formats[f]));
-            stage_close(&stage);
-            continue;
-        }
+        stage.tools = known_tools;
+        stage.tool_count = 3;
         int first = 0, second = 0;
         for (uint32_t seed = 1; seed <= 60; seed++) {
             struct nib_chat_parser *parser = write_answer(&stage, branches, 3, NULL, seed);
@@ -231,9 +240,9 @@ static void what_the_prompt_begins_goes_on(void **state)
                                              {nib_message_answer((struct nib_text){0}), schema, false}};
     for (int f = 0; f < FORMATS; f++) {
         struct stage stage = stage_open(formats[f]);
+        stage.tools = known_tools;
+        stage.tool_count = 3;
         for (int calling = 0; calling < 2; calling++) {
-            if (calling && strncmp(formats[f], "mi", 2) == 0)
-                continue;
             struct nib_conversation conversation = {.reply = calling ? &reply : NULL};
             struct nib_pieces pieces = {0};
             struct nib_token_list preset = {0};
@@ -258,12 +267,197 @@ static void what_the_prompt_begins_goes_on(void **state)
     json_decref(schema);
 }
 
+// ---- arguments as bare text
+
+static bool is_anything(const json_t *x)
+{
+    return x != NULL;
+}
+
+static bool is_string(const json_t *x)
+{
+    return json_is_string(x);
+}
+
+static size_t characters_of(const json_t *x)
+{
+    size_t count = 0;
+    for (const char *at = json_string_value(x); at && *at; at++)
+        count += (*at & 0xc0) != 0x80;
+    return count;
+}
+
+static bool has_2_to_14_characters(const json_t *x)
+{
+    return json_is_string(x) && characters_of(x) >= 2 && characters_of(x) <= 14;
+}
+
+static bool is_not_empty(const json_t *x)
+{
+    return json_string_length(x) > 0;
+}
+
+static bool is_empty(const json_t *x)
+{
+    return json_is_string(x) && json_string_length(x) == 0;
+}
+
+static bool is_10_or_more(const json_t *x)
+{
+    return json_number_value(x) >= 10;
+}
+
+static bool is_boolean(const json_t *x)
+{
+    return json_is_boolean(x);
+}
+
+static bool is_listed(const json_t *x)
+{
+    return json_is_boolean(x) || json_is_null(x) || json_integer_value(x) == 7 ||
+           (json_is_string(x) && strcmp(json_string_value(x), "a b") == 0);
+}
+
+static bool is_string_or_null(const json_t *x)
+{
+    return json_is_string(x) || json_is_null(x);
+}
+
+static bool is_listed_or_10_or_more(const json_t *x)
+{
+    const char *string = json_string_value(x);
+    return is_10_or_more(x) || (string && (strcmp(string, "a b") == 0 || strcmp(string, "c") == 0));
+}
+
+static bool is_null_or_10_or_more(const json_t *x)
+{
+    return json_is_null(x) || is_10_or_more(x);
+}
+
+static bool is_array_of_1_to_3(const json_t *x)
+{
+    return json_array_size(x) >= 1 && json_array_size(x) <= 3;
+}
+
+static bool has_boolean_a(const json_t *x)
+{
+    return json_object_size(x) == 1 && json_is_boolean(json_object_get(x, "a"));
+}
+
+// A schema of the argument "x", which a call must have, and what holds for whatever is read.
+static const struct {
+    const char *schema;
+    bool (*holds)(const json_t *x);
+} arguments[] = {
+    {"{\"type\": \"string\"}", is_string},
+    {"{\"type\": \"string\", \"minLength\": 2, \"maxLength\": 14}", has_2_to_14_characters},
+    {"{\"type\": \"string\", \"minLength\": 1}", is_not_empty},
+    {"{\"type\": \"string\", \"maxLength\": 0}", is_empty},
+    {"{\"type\": \"integer\", \"minimum\": 10}", is_10_or_more},
+    {"{\"type\": \"boolean\"}", is_boolean},
+    {"{\"enum\": [\"10\", \"a b\", true, null, 7]}", is_listed}, // "10" would be read as a number
+    {"{\"anyOf\": [{\"type\": \"string\"}, {\"type\": \"null\"}]}", is_string_or_null},
+    {"{\"anyOf\": [{\"enum\": [\"a b\", \"c\"]}, {\"type\": \"integer\", \"minimum\": 10}]}",
+     is_listed_or_10_or_more},
+    {"{\"type\": [\"integer\", \"null\"], \"minimum\": 10}", is_null_or_10_or_more},
+    {"{\"$ref\": \"#/properties/y\"}", is_listed},
+    {"{\"type\": \"array\", \"items\": {\"enum\": [1, 2]}, \"minItems\": 1, \"maxItems\": 3}", is_array_of_1_to_3},
+    {"{\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"boolean\"}}, \"required\": [\"a\"], "
+     "\"additionalProperties\": false}",
+     has_boolean_a},
+    {"{\"allOf\": [{\"$ref\": \"#/properties/y\"}], \"description\": \"as y\"}", is_listed},
+    {"{\"minimum\": 10}", is_10_or_more},
+    {"{\"required\": [\"a\"], \"properties\": {\"a\": {\"type\": \"boolean\"}}}", has_boolean_a},
+    {"{}", is_anything},
+    {"true", is_anything},
+};
+
+static void bare_arguments_are_read_as_what_the_schema_accepts(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 2 * sizeof arguments / sizeof *arguments; i++) {
+        struct stage stage = stage_open(i % 2 ? "mimo" : "minimax");
+        char text[1024];
+        snprintf(text, sizeof text,
+                 "{\"type\": \"object\", \"properties\": {\"y\": {\"enum\": [\"a b\", 7, false]}, \"x\": %s}, "
+                 "\"required\": [\"x\"]}",
+                 arguments[i / 2].schema);
+        json_t *schema = schema_of(text);
+        struct nib_tool tool = {.name = {"f", 1}, .parameters = nib_text_of(text)};
+        struct nib_guide_branch branch = call("functions.f", schema);
+        stage.tools = &tool;
+        stage.tool_count = 1;
+        int with_y = 0;
+        for (uint32_t seed = 1; seed <= 60; seed++) {
+            struct nib_chat_parser *parser = write_answer(&stage, &branch, 1, NULL, seed);
+            const struct nib_message *last = last_message(parser);
+            json_t *read = json_loadb(last->text.bytes, last->text.size, 0, NULL);
+            const json_t *x = json_object_get(read, "x"), *y = json_object_get(read, "y");
+            if (!nib_text_equal(last->recipient, nib_text_of("functions.f")) || !x || !arguments[i / 2].holds(x) ||
+                (y && !is_listed(y)))
+                fail_msg("%s: %.*s", arguments[i / 2].schema, (int)last->text.size, last->text.bytes);
+            with_y += y != NULL;
+            json_decref(read);
+            nib_chat_parser_free(parser);
+        }
+        assert_true(with_y > 10 && with_y < 50);
+        json_decref(schema);
+        stage_close(&stage);
+    }
+}
+
+static void what_bare_text_cannot_be_held_to_is_refused(void **state)
+{
+    (void)state;
+    static const char *const schemas[][2] = {
+        {"{\"properties\": {\"x\": {\"type\": \"string\", \"pattern\": \"a\"}}}", "pattern"},
+        {"{\"properties\": {\"x\": {\"minLength\": 3}}}", "type"},
+        {"{\"properties\": {\"x\": {\"type\": \"string\", \"minLength\": 3, \"maxLength\": 2}}}", "maxLength"},
+        {"{\"properties\": {\"x\": {\"type\": \"string\", \"minLength\": -1}}}", "minLength"},
+        {"{\"properties\": {\"x\": {\"type\": \"string\", \"maxLength\": 399999}}}", "too large"},
+        {"{\"properties\": {\"x\": {\"type\": [\"string\", \"integer\"], \"minimum\": 3}}}", "strings"},
+        {"{\"properties\": {\"x\": {\"anyOf\": [{\"type\": \"string\"}, {\"type\": \"integer\", \"minimum\": "
+         "3}]}}}",
+         "strings"},
+        {"{\"properties\": {\"x\": {\"enum\": [\"a</parameter>\"]}}}", "const"},
+        {"{\"properties\": {\"x\": {\"type\": \"colour\"}}}", "type"},
+        {"{\"properties\": {\"x\": {\"$ref\": \"#/none\"}}}", "$ref"},
+        {"{\"properties\": {\"x\": {\"$ref\": \"#/properties/x\"}}}", "$ref"},
+        {"{\"properties\": {\"x\": {\"anyOf\": [{\"$ref\": \"#/properties/x\"}, {\"$ref\": "
+         "\"#/properties/x\"}]}}}",
+         "too large"},
+        {"{\"properties\": {\"x\": 5}}", "schema"},
+        {"{\"properties\": {\"a>b\": {}}}", "properties"},
+        {"{\"properties\": {}, \"required\": [\"x\"]}", "required"},
+        {"{\"properties\": [], \"required\": []}", "properties"},
+        {"{\"type\": \"array\"}", "type"},
+        {"{\"anyOf\": [{\"type\": \"object\"}]}", "anyOf"},
+    };
+    for (size_t i = 0; i < 2 * sizeof schemas / sizeof *schemas; i++) {
+        struct stage stage = stage_open(i % 2 ? "mimo" : "minimax");
+        json_t *schema = schema_of(schemas[i / 2][0]);
+        struct nib_guide_branch branch = call("functions.f", schema);
+        struct nib_guide *guide;
+        struct nib_error err;
+        nib_status status =
+            nib_guide_create(stage.chat, stage.tokenizer, stage.vocabulary, &branch, 1, &guide, &err);
+        if (status != NIB_ERR_UNSUPPORTED && status != NIB_ERR_ARGUMENT)
+            fail_msg("%s is taken", schemas[i / 2][0]);
+        if (!strstr(err.message, schemas[i / 2][1]))
+            fail_msg("%s: %s", schemas[i / 2][0], err.message);
+        json_decref(schema);
+        stage_close(&stage);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_schema_binds_the_answer),
         cmocka_unit_test(a_demanded_call_has_the_arguments_of_its_schema),
         cmocka_unit_test(what_the_prompt_begins_goes_on),
+        cmocka_unit_test(bare_arguments_are_read_as_what_the_schema_accepts),
+        cmocka_unit_test(what_bare_text_cannot_be_held_to_is_refused),
     };
     return cmocka_run_group_tests_name("guide", tests, NULL, NULL);
 }
