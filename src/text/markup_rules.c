@@ -69,9 +69,13 @@ static void put_other_characters(struct compiler *c, const struct text_states *t
             again = tag ? at_count(t, (int64_t)count + (int64_t)tag, 1) : -1;
     if (next >= 0) {
         nib_rules_bytes(rules, from, '\t', '\t', next);
-        for (int b = 0x20; b < 0x80; b++)
-            if (b != '<' && b != t->end[tag])
-                nib_rules_bytes(rules, from, b, b, next);
+        for (int low = 0x20, b = low; b <= 0x80; b++) {
+            if (b != 0x80 && b != '<' && b != t->end[tag])
+                continue;
+            if (low < b)
+                nib_rules_bytes(rules, from, low, b - 1, next);
+            low = b + 1;
+        }
         nib_rules_call(rules, from, c->character, next);
     }
     if (break_to >= 0)
