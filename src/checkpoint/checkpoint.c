@@ -89,6 +89,8 @@ static nib_status open_configs(struct nib_checkpoint *checkpoint, struct nib_err
 static nib_status open_path(struct nib_checkpoint *checkpoint, struct nib_error *err)
 {
     struct stat info;
+    if (!*checkpoint->path)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "the path of the model is empty");
     if (stat(checkpoint->path, &info) != 0)
         return nib_fail(err, errno == ENOENT || errno == ENOTDIR ? NIB_ERR_NOT_FOUND : NIB_ERR_IO,
                         "%s: cannot open: %s", checkpoint->path, strerror(errno));

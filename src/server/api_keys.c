@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 
+enum { MAX_KEYS = 4096, LINE_BYTES = 8192 };
+
 static nib_status add_key(struct nib_api_keys *keys, const char *key, struct nib_error *err)
 {
     char **items = realloc(keys->items, (keys->count + 1) * sizeof *items);
@@ -25,20 +27,24 @@ nib_status nib_api_keys_read(struct nib_api_keys *keys, const char *path, struct
     FILE *file = fopen(path, "r");
     if (!file)
         return nib_fail(err, NIB_ERR_IO, "%s: the API keys cannot be read", path);
-    char *line = NULL;
-    size_t capacity = 0;
+    char line[LINE_BYTES];
     nib_status status = NIB_OK;
-    while (!status && getline(&line, &capacity, file) >= 0) {
+    while (!status && fgets(line, sizeof line, file)) {
         char *key = line + strspn(line, " \t");
+        bool whole = strchr(line, '\n') || feof(file);
         key[strcspn(key, " \t\r\n")] = 0;
-        if (*key && *key != '#')
+        if (!whole)
+            status = nib_fail(err, NIB_ERR_FORMAT, "%s: a line is longer than %d bytes, or no text", path,
+                              LINE_BYTES - 2);
+        else if (keys->count == MAX_KEYS)
+            status = nib_fail(err, NIB_ERR_LIMIT, "%s: more than %d API keys", path, MAX_KEYS);
+        else if (*key && *key != '#')
             status = add_key(keys, key, err);
     }
     if (!status && ferror(file))
         status = nib_fail(err, NIB_ERR_IO, "%s: the API keys cannot be read", path);
     if (!status && !keys->count)
         status = nib_fail(err, NIB_ERR_FORMAT, "%s: has no API key", path);
-    free(line);
     fclose(file);
     if (status)
         nib_api_keys_free(keys);

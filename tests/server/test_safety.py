@@ -48,7 +48,9 @@ class Safety(support.unittest.TestCase):
 
     def test_options_that_cannot_work(self):
         empty = scratch("server_no_keys", "# none\n")
+        many = scratch("server_many_keys", "".join(f"key{i}\n" for i in range(4097)))
         for options, word in ((["--api-key-file", empty], "no API key"), (["--api-key-file", empty + ".missing"], "cannot be read"),
+                              (["--api-key-file", "/dev/zero"], "/dev/zero: a line is longer"), (["--api-key-file", many], "more than 4096"),
                               (["--tls-cert", empty], "both"), (["--tls-cert", empty, "--tls-key", empty], "PEM"),
                               (["--host", "no.such.host.invalid"], "no.such.host.invalid"), (["--host", "203.0.113.1"], "cannot listen")):
             process = subprocess.run([NIBBLE, "serve", MODEL, "--port", "0", *options], capture_output=True, text=True, timeout=60)
