@@ -102,6 +102,24 @@ static bool body_may_come(const struct nib_server *server, struct MHD_Connection
     return true;
 }
 
+static enum MHD_Result count_framing(void *count, enum MHD_ValueKind kind, const char *key, const char *value)
+{
+    (void)kind;
+    (void)value;
+    *(int *)count += strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0 ||
+                     strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0;
+    return MHD_YES;
+}
+
+// Where several headers say how long the body is, somebody between client and server may have believed another one.
+static bool body_is_framed_once(struct MHD_Connection *connection, struct nib_api_error *error)
+{
+    int count = 0;
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, count_framing, &count);
+    return count <= 1 || nib_api_fail(error, 400, "ambiguous_body", NULL,
+                                      "Content-Length or Transfer-Encoding may be given once, and not both.");
+}
+
 static const struct route *admit(const struct nib_server *server, struct MHD_Connection *connection,
                                  const char *path, const char *method, struct nib_api_error *error)
 {
@@ -134,7 +152,10 @@ static struct incoming *begin(struct nib_server *server, struct MHD_Connection *
         free(incoming);
         return NULL;
     }
-    incoming->route = admit(server, connection, path, method, &incoming->error);
+    if (body_is_framed_once(connection, &incoming->error))
+        incoming->route = admit(server, connection, path, method, &incoming->error);
+    else
+        incoming->exchange->last = true;
     int64_t size = announced_body(server, connection), most = server->options.max_body;
     nib_deadline_set(incoming->deadline, (size_t)(size >= 0 && size < most ? size : most));
     atomic_fetch_add(&server->exchanges, 1);

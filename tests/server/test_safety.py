@@ -57,6 +57,19 @@ class Safety(support.unittest.TestCase):
             self.assertEqual(process.returncode, 1, process.stderr)
             self.assertIn(word, process.stderr)
 
+    def test_a_body_has_one_length(self):
+        """Of two lengths a proxy may have believed the other; what it took for a body would be a request here."""
+        with model_server() as server:
+            port = int(server.url.rsplit(":", 1)[1])
+            for headers, body in (("Content-Length: 2\r\nContent-Length: 3\r\n", "{}"), ("Content-Length: 2\r\nContent-Length: 2\r\n", "{}"),
+                                  ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n")):
+                with self.subTest(headers), socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                    connection.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n{headers}\r\n{body}"
+                                       "GET /health HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                    answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()  # to the end of the connection
+                    self.assertTrue(answer.startswith("HTTP/1.1 400 ") and "ambiguous_body" in answer, answer)
+                    self.assertNotIn('"status":"ok"', answer)
+
     def test_only_this_machine_by_default(self):
         with model_server() as server:
             self.assertRegex(server.url, r"^http://127\.0\.0\.1:\d+$")
