@@ -144,6 +144,51 @@ static void strip_right(struct piece piece, size_t *end)
         *end += length;
 }
 
+// Bytes that are not UTF-8 become U+001A. U+180E becomes U+200B, of its length and category: PCRE2's \s would take it
+// for the white space it was before Unicode 6.3. NULL: out of memory. Returns `text` itself when nothing changes.
+static const uint8_t *make_seen(const uint8_t *text, size_t size, uint8_t **copy)
+{
+    *copy = NULL;
+    for (size_t at = 0, length; at < size; at += length) {
+        bool whole = nib_utf8_scan(text + at, size - at, &length) == NIB_UTF8_WHOLE;
+        if (whole && !(length == 3 && memcmp(text + at, "\xe1\xa0\x8e", 3) == 0))
+            continue;
+        if (!*copy) {
+            *copy = malloc(size);
+            if (!*copy)
+                return NULL;
+            memcpy(*copy, text, size);
+        }
+        memcpy(*copy + at, whole ? "\xe2\x80\x8b" : "\x1a\x1a\x1a", length);
+    }
+    return *copy ? *copy : text;
+}
+
+static nib_status encode_added(struct encoder *encoder, size_t set, struct piece piece);
+
+// What lies between tokens that text is searched for as it is.
+static nib_status encode_normalized(struct encoder *encoder, size_t set, struct piece piece)
+{
+    if (!encoder->tokenizer->nfc)
+        return encode_added(encoder, set, piece);
+    struct nib_bytes text = {0};
+    uint8_t *copy = NULL;
+    nib_status status = nib_normalize_nfc(piece.bytes, piece.size, &text, encoder->err);
+    if (status == NIB_OK) {
+        const uint8_t *bytes = (const uint8_t *)text.data, *seen = make_seen(bytes, text.size, &copy);
+        status = seen ? encode_added(encoder, set, (struct piece){bytes, seen, text.size})
+                      : nib_fail_memory(encoder->err, text.size, "text");
+    }
+    free(copy);
+    nib_bytes_free(&text);
+    return status;
+}
+
+static nib_status encode_between(struct encoder *encoder, size_t set, struct piece piece)
+{
+    return set == 0 ? encode_normalized(encoder, 1, piece) : encode_added(encoder, set + 1, piece);
+}
+
 // Cuts the text at the added tokens of sets[set] and on; what lies between goes to the splitter.
 static nib_status encode_added(struct encoder *encoder, size_t set, struct piece piece)
 {
@@ -167,33 +212,13 @@ static nib_status encode_added(struct encoder *encoder, size_t set, struct piece
         if (token->strip_right)
             strip_right(piece, &end);
         if (begin > done)
-            status = encode_added(encoder, set + 1, part_of(piece, done, begin));
+            status = encode_between(encoder, set, part_of(piece, done, begin));
         if (status == NIB_OK)
             status = nib_token_list_add(encoder->list, token->id, encoder->err);
         done = end;
     }
-    return status == NIB_OK && done < piece.size ? encode_added(encoder, set + 1, part_of(piece, done, piece.size))
+    return status == NIB_OK && done < piece.size ? encode_between(encoder, set, part_of(piece, done, piece.size))
                                                  : status;
-}
-
-// Bytes that are not UTF-8 become U+001A. U+180E becomes U+200B, of its length and category: PCRE2's \s would take it
-// for the white space it was before Unicode 6.3. NULL: out of memory. Returns `text` itself when nothing changes.
-static const uint8_t *make_seen(const uint8_t *text, size_t size, uint8_t **copy)
-{
-    *copy = NULL;
-    for (size_t at = 0, length; at < size; at += length) {
-        bool whole = nib_utf8_scan(text + at, size - at, &length) == NIB_UTF8_WHOLE;
-        if (whole && !(length == 3 && memcmp(text + at, "\xe1\xa0\x8e", 3) == 0))
-            continue;
-        if (!*copy) {
-            *copy = malloc(size);
-            if (!*copy)
-                return NULL;
-            memcpy(*copy, text, size);
-        }
-        memcpy(*copy + at, whole ? "\xe2\x80\x8b" : "\x1a\x1a\x1a", length);
-    }
-    return *copy ? *copy : text;
 }
 
 static nib_status prepare(struct encoder *encoder, size_t size)
@@ -223,7 +248,8 @@ nib_status nib_tokenizer_encode(const struct nib_tokenizer *tokenizer, const cha
         return nib_fail_memory(err, size, "text");
     nib_status status = prepare(&encoder, size);
     if (status == NIB_OK)
-        status = encode_added(&encoder, flags & NIB_ENCODE_SPECIAL ? 0 : 2, whole);
+        status =
+            flags & NIB_ENCODE_SPECIAL ? encode_added(&encoder, 0, whole) : encode_normalized(&encoder, 2, whole);
     if (status != NIB_OK)
         list->count = before;
     free(copy);

@@ -1,5 +1,5 @@
 // Hugging Face's tokenizer.json, as far as it is byte-level BPE: model, pre_tokenizer and added_tokens are read,
-// a normalizer is refused, the post-processor (which adds tokens around a text) and the decoder are not needed.
+// normalizers but NFC are refused, the post-processor (which adds tokens around a text) and the decoder are not needed.
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -374,8 +374,18 @@ static nib_status read_added_token(struct reader *reader, const json_t *entry, c
     if (status != NIB_OK)
         return status;
     token.id = (int32_t)json_integer_value(id);
-    return nib_added_set_add(&reader->tokenizer->added[normalized], &reader->tokenizer->vocab, text, size, token,
-                             reader->err);
+    // A token that is looked for in normalised text is looked for in that form.
+    struct nib_bytes form = {0};
+    if (normalized && reader->tokenizer->nfc) {
+        status = nib_normalize_nfc((const uint8_t *)text, size, &form, reader->err);
+        text = form.data;
+        size = form.size;
+    }
+    if (status == NIB_OK)
+        status = nib_added_set_add(&reader->tokenizer->added[normalized], &reader->tokenizer->vocab, text, size,
+                                   token, reader->err);
+    nib_bytes_free(&form);
+    return status;
 }
 
 static nib_status read_added_tokens(struct reader *reader, const json_t *list, const json_t *vocab_entries)
@@ -391,16 +401,31 @@ static nib_status read_added_tokens(struct reader *reader, const json_t *list, c
     return NIB_OK;
 }
 
-static nib_status read_root(struct reader *reader, const json_t *root)
+// None, NFC, or a sequence of such.
+static nib_status read_normalizer(struct reader *reader, const json_t *normalizer, int depth)
 {
-    const json_t *model = json_object_get(root, "model"), *normalizer = json_object_get(root, "normalizer");
-    // A sequence of no normalizers is none.
-    bool empty = json_is_array(json_object_get(normalizer, "normalizers")) &&
-                 json_array_size(json_object_get(normalizer, "normalizers")) == 0;
-    if (!is_null(normalizer) && !empty)
+    if (is_null(normalizer))
+        return NIB_OK;
+    const json_t *list = json_object_get(normalizer, "normalizers");
+    if (strcmp(type_of(normalizer), "NFC") == 0) {
+        reader->tokenizer->nfc = true;
+        return NIB_OK;
+    }
+    if (!json_is_array(list) || depth > 0)
         return nib_fail(reader->err, NIB_ERR_UNSUPPORTED, "normalizer %.100s is not supported",
                         type_of(normalizer));
-    nib_status status = read_model(reader, model);
+    nib_status status = NIB_OK;
+    for (size_t i = 0; status == NIB_OK && i < json_array_size(list); i++)
+        status = read_normalizer(reader, json_array_get(list, i), depth + 1);
+    return status;
+}
+
+static nib_status read_root(struct reader *reader, const json_t *root)
+{
+    const json_t *model = json_object_get(root, "model");
+    nib_status status = read_normalizer(reader, json_object_get(root, "normalizer"), 0);
+    if (status == NIB_OK)
+        status = read_model(reader, model);
     if (status == NIB_OK)
         status = read_pre_tokenizer(reader, json_object_get(root, "pre_tokenizer"), 0);
     if (status == NIB_OK && !reader->byte_level)

@@ -23,6 +23,13 @@ size_t nib_utf8_space_at(const uint8_t *p /* [size], valid UTF-8 */, size_t size
 // Appends a code point below 0x110000, not a surrogate; returns the number of bytes.
 size_t nib_utf8_put(uint32_t character, uint8_t out[4]);
 
+// ---- normalize.c
+
+// Appends the text in Unicode's form NFC. Bytes that are not UTF-8 stay, and more than 1024 combining marks in a row are
+// put in order in parts: it takes time by their square.
+nib_status nib_normalize_nfc(const uint8_t *text /* [size] */, size_t size, struct nib_bytes *out,
+                             struct nib_error *err);
+
 // ---- vocab.c
 
 #define NIB_VOCAB_ID_LIMIT (1 << 21) // the largest vocabularies in use have 2^18 ids
@@ -131,6 +138,7 @@ struct nib_tokenizer {
     struct nib_added_set added[2]; // tokenizer.json's not "normalized" tokens, which come first, and the others
     struct nib_split_stage stages[NIB_SPLIT_STAGES];
     size_t stage_count;
+    bool nfc;         // text between the tokens of added[0] is normalised first
     bool whole_words; // a piece that is a token is that token, whatever merging would make of it
     int32_t unknown;  // stands for bytes that have no token; -1: they are dropped
     bool fuse_unknown;

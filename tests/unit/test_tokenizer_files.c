@@ -11,6 +11,7 @@
 
 #include "nibble/tokenizer.h"
 #include "support/paths.h"
+#include "text/tokenizer_parts.h"
 
 #define BYTE_LEVEL "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true}"
 #define VOCAB "{\"a\":0,\"b\":1,\"\\u0120\":2,\"ab\":3,\"\\u0120ab\":4,\"<|x|>\":5}"
@@ -83,6 +84,72 @@ static void added_tokens_longest_and_stripping(void **state)
     nib_tokenizer_close(tokenizer);
 }
 
+// In these files \u00c3\u00a9 stands for the bytes of U+00E9, \u00cc\u0123 for those of U+0301, \u0121 for a byte of none.
+#define NFC_MODEL                                                                                      \
+    "\"model\":{\"type\":\"BPE\",\"vocab\":{\"\\u00c3\":0,\"\\u00a9\":1,\"\\u00c3\\u00a9\":2,\"e\":3," \
+    "\"\\u00cc\":4,"                                                                                   \
+    "\"\\u0123\":5,\"!\":6,\"\\u00ff\":7},\"merges\":[[\"\\u00c3\",\"\\u00a9\"]]}" PRE
+#define NFC ",\"normalizer\":{\"type\":\"NFC\"}"
+
+static void text_is_normalised_where_the_file_asks(void **state)
+{
+    (void)state;
+    assert_encodes("{" NFC_MODEL "}", "e\u0301", 0, 3, (int32_t[]){3, 4, 5});
+    assert_encodes("{" NFC_MODEL NFC "}", "e\u0301", 0, 1, (int32_t[]){2});
+    assert_encodes("{" NFC_MODEL ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"}]}}",
+                   "!e\u0301\u00e9", NIB_ENCODE_SPECIAL, 3, (int32_t[]){6, 2, 2});
+    // A byte that is not UTF-8 stays, and parts what stands around it.
+    assert_encodes("{" NFC_MODEL NFC "}", "e\xff\u0301", 0, 4, (int32_t[]){3, 7, 4, 5});
+    assert_encodes("{" NFC_MODEL NFC "}", "e\u0301\xff", 0, 2, (int32_t[]){2, 7});
+    // Tokens not "normalized" are looked for in the text as it is, the others in the form, and are brought into it.
+    const char *added = "{" NFC_MODEL NFC ",\"added_tokens\":["
+                        "{\"id\":8,\"content\":\"<e\\u0301>\",\"normalized\":false},"
+                        "{\"id\":9,\"content\":\"e\\u0301!\",\"normalized\":true}]}";
+    assert_encodes(added, "<e\u0301>e\u0301!\u00e9!", NIB_ENCODE_SPECIAL, 3, (int32_t[]){8, 9, 9});
+    assert_encodes(added, "e\u0301!", NIB_ENCODE_PLAIN, 2, (int32_t[]){2, 6});
+}
+
+// Putting marks in order takes time by the square of their number; this would take minutes.
+static void the_form_itself(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *form;
+    } cases[] = {
+        {"a\u0302\u0323", "\u1ead"}, // marks in another order
+        {"\u1112\u1161\u11ab", "\ud55c"},
+        {"\uac00\u11a7\u11a8", "\uac00\u11a7\u11a8"}, // U+11A7 is no final consonant
+        {"\u0958", "\u0915\u093c"},                   // excluded from composition
+        {"\u212b \uf900", "\u00c5 \u8c48"},
+        {"\u0344", "\u0308\u0301"},
+        {"e\xcc", "e\xcc"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct nib_bytes form = {0};
+        const char *text = cases[i].text;
+        assert_int_equal(nib_normalize_nfc((const uint8_t *)text, strlen(text), &form, NULL), NIB_OK);
+        assert_int_equal(form.size, strlen(cases[i].form));
+        assert_memory_equal(form.data, cases[i].form, form.size);
+        nib_bytes_free(&form);
+    }
+}
+
+static void a_wall_of_marks_ends(void **state)
+{
+    (void)state;
+    struct nib_tokenizer *tokenizer = open_json("{" NFC_MODEL NFC "}");
+    size_t size = 1 << 20;
+    char *text = malloc(size);
+    assert_non_null(text);
+    for (size_t i = 0; i < size; i += 4)
+        memcpy(text + i, i < size / 2 ? "\xcc\x81\xcc\x81" : "\xcc\x96\xcc\x96", 4); // classes 230 and 220
+    struct nib_token_list list = {0};
+    assert_int_equal(nib_tokenizer_encode(tokenizer, text, size, 0, &list, NULL), NIB_OK);
+    nib_token_list_free(&list);
+    free(text);
+    nib_tokenizer_close(tokenizer);
+}
+
 struct refusal {
     const char *file;
     nib_status status;
@@ -138,7 +205,10 @@ static const struct refusal refusals[] = {
      NIB_ERR_UNSUPPORTED, "Contiguous"},
     {"{" GOOD_MODEL ",\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"use_regex\":\"no\"}}", NIB_ERR_FORMAT,
      "use_regex"},
-    {"{" GOOD_MODEL PRE ",\"normalizer\":{\"type\":\"NFC\"}}", NIB_ERR_UNSUPPORTED, "normalizer NFC"},
+    {"{" GOOD_MODEL PRE ",\"normalizer\":{\"type\":\"NFKC\"}}", NIB_ERR_UNSUPPORTED, "normalizer NFKC"},
+    {"{" GOOD_MODEL PRE ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},"
+     "{\"type\":\"Lowercase\"}]}}",
+     NIB_ERR_UNSUPPORTED, "normalizer Lowercase"},
     {"{" GOOD_MODEL PRE ",\"normalizer\":7}", NIB_ERR_UNSUPPORTED, "normalizer"},
     {"{" GOOD_MODEL PRE ",\"added_tokens\":{}}", NIB_ERR_FORMAT, "added_tokens"},
     {"{" GOOD_MODEL PRE ",\"added_tokens\":[1]}", NIB_ERR_FORMAT, "added_tokens[0]"},
@@ -416,6 +486,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_files_work),
         cmocka_unit_test(added_tokens_longest_and_stripping),
+        cmocka_unit_test(text_is_normalised_where_the_file_asks),
+        cmocka_unit_test(the_form_itself),
+        cmocka_unit_test(a_wall_of_marks_ends),
         cmocka_unit_test(broken_files_are_refused),
         cmocka_unit_test(a_file_cut_anywhere_is_refused),
         cmocka_unit_test(deep_json_is_refused),
