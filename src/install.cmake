@@ -15,7 +15,7 @@ endif()
 # Whoever links the static library also needs what it stands on; the OpenMP library is the one it was compiled for.
 set_target_properties(nibble_static PROPERTIES EXPORT_NAME static)
 target_include_directories(nibble_static INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-set(nib_static_needs ${JANSSON_LINK_LIBRARIES} ${PCRE2_LINK_LIBRARIES} ${OpenMP_C_LIBRARIES} m)
+set(nib_static_needs ${JANSSON_LINK_LIBRARIES} ${PCRE2_LINK_LIBRARIES} ${UTF8PROC_LINK_LIBRARIES} ${OpenMP_C_LIBRARIES} m)
 if(NIB_WITH_CUDA)
   list(APPEND nib_static_needs ${CUDA_cudart_static_LIBRARY} stdc++ dl rt pthread)
 endif()

@@ -49,8 +49,9 @@ struct nib_config;
 // each name in the shard it is said to be in, none missing, none extra; its total_size is advisory and not read.
 // Holes between tensors are refused, as the safetensors format demands. Data that a file left unaligned for its element
 // type is copied once (nib_checkpoint_copied_bytes says how much; packed bytes and scales never are).
-// NIB_ERR_NOT_FOUND for a missing file, NIB_ERR_IO when the system refuses, NIB_ERR_FORMAT for anything malformed,
-// NIB_ERR_UNSUPPORTED for an element type that nibble does not know. Closed with nib_checkpoint_close.
+// NIB_ERR_ARGUMENT for an empty path, NIB_ERR_NOT_FOUND for a missing file, NIB_ERR_IO when the system refuses,
+// NIB_ERR_FORMAT for anything malformed, NIB_ERR_UNSUPPORTED for an element type that nibble does not know. Closed with
+// nib_checkpoint_close.
 nib_status nib_checkpoint_open(const char *path, struct nib_checkpoint **checkpoint, struct nib_error *err);
 void nib_checkpoint_close(struct nib_checkpoint *checkpoint); // NULL is fine
 

@@ -247,7 +247,7 @@ static nib_status run_case(struct check *check, const struct expected *e, struct
     if (!status)
         status = run_greedy(check, e, sequence, next, err);
     nib_sequence_free(sequence);
-    return status ? nib_fail_context(err, "case \"%s\"", e->name) : NIB_OK;
+    return status && *e->name ? nib_fail_context(err, "case \"%s\"", e->name) : status;
 }
 
 static nib_status run_cases(struct check *check, struct nib_checkpoint *file, int64_t *cases,

@@ -120,11 +120,19 @@ static bool body_is_framed_once(struct MHD_Connection *connection, struct nib_ap
                                       "Content-Length or Transfer-Encoding may be given once, and not both.");
 }
 
+static bool body_is_plain(struct MHD_Connection *connection, struct nib_api_error *error)
+{
+    const char *coding = header(connection, MHD_HTTP_HEADER_CONTENT_ENCODING);
+    return !coding || strcasecmp(coding, "identity") == 0 ||
+           nib_api_fail(error, 415, "unsupported_encoding", NULL, "A body in the encoding %.40s is not taken.",
+                        coding);
+}
+
 static const struct route *admit(const struct nib_server *server, struct MHD_Connection *connection,
                                  const char *path, const char *method, struct nib_api_error *error)
 {
     const struct route *route = find_route(path, method, error);
-    if (!route || !body_may_come(server, connection, error))
+    if (!route || !body_may_come(server, connection, error) || !body_is_plain(connection, error))
         return NULL;
     if (foreign_origin(connection)) {
         nib_api_fail(error, 403, "foreign_origin", NULL, "Requests from pages of other sites are refused.");

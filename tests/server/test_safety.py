@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 import time
+import urllib.error
 import urllib.request
 
 import support
@@ -69,6 +70,15 @@ class Safety(support.unittest.TestCase):
                     answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()  # to the end of the connection
                     self.assertTrue(answer.startswith("HTTP/1.1 400 ") and "ambiguous_body" in answer, answer)
                     self.assertNotIn('"status":"ok"', answer)
+
+    def test_an_encoded_body_is_refused_as_such(self):
+        with model_server() as server:
+            for coding, status in (("gzip", 415), ("Identity", 400)):
+                request = urllib.request.Request(server.url + "/v1/chat/completions", data=b"{}", headers={"Content-Encoding": coding})
+                with self.subTest(coding), self.assertRaises(urllib.error.HTTPError) as caught:
+                    urllib.request.urlopen(request, timeout=30)
+                self.assertEqual(caught.exception.code, status)
+                self.assertEqual("encoding gzip" in caught.exception.read().decode(), status == 415)
 
     def test_only_this_machine_by_default(self):
         with model_server() as server:

@@ -327,7 +327,7 @@ static void incomplete_folders(void **state)
         assert_refused(cases[i].what, folder, cases[i].status, cases[i].names, cases[i].says);
     }
     assert_refused("nothing there", "no/such/path", NIB_ERR_NOT_FOUND, "no/such/path", "No such file");
-    assert_refused("empty path", "", NIB_ERR_NOT_FOUND, "", "No such file");
+    assert_refused("empty path", "", NIB_ERR_ARGUMENT, "", "is empty");
     const char *folder = test_scratch("corrupt");
     mkdir(test_inside(folder, "config.json"), 0777);
     write_tensor(folder, "model.safetensors", "a");
