@@ -19,8 +19,6 @@ static bool surely_normal(const uint8_t *text, size_t size)
 
 static nib_status append_normal(const uint8_t *text, size_t size, struct nib_bytes *out, struct nib_error *err)
 {
-    if (surely_normal(text, size))
-        return nib_bytes_append(out, text, size, err);
     utf8proc_uint8_t *form = NULL;
     utf8proc_ssize_t length =
         utf8proc_map(text, (utf8proc_ssize_t)size, &form, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
@@ -47,6 +45,8 @@ static bool is_lost(const uint8_t *text, size_t size)
 
 nib_status nib_normalize_nfc(const uint8_t *text, size_t size, struct nib_bytes *out, struct nib_error *err)
 {
+    if (surely_normal(text, size))
+        return nib_bytes_append(out, text, size, err);
     nib_status status = NIB_OK;
     size_t done = 0, marks = 0;
     for (size_t at = 0, length; status == NIB_OK && at < size; at += length) {
