@@ -87,6 +87,32 @@ static bool read_shard(const char *text, struct nib_convert_options *options)
     return true;
 }
 
+// An option that says nothing of the form asked for would be a wish that is dropped.
+static const char *idle_option(const struct convert_arguments *a, const struct nib_convert_options *options)
+{
+    bool mxfp4 = options->form == NIB_FORM_MXFP4, int4 = options->form == NIB_FORM_INT4_G32;
+    bool fused = options->form == NIB_FORM_FUSED || (mxfp4 && options->fused);
+    bool per_expert = options->form == NIB_FORM_PER_EXPERT || (mxfp4 && !options->fused);
+    const struct convert_arguments defaults = convert_defaults();
+    const struct {
+        bool idle;
+        const char *why;
+    } options_of_forms[] = {
+        {!fused && options->gate_up_concatenated, "--gate-up is for fused experts"},
+        {!per_expert && options->names != NIB_NAMES_QUARK, "--names is for MXFP4 experts in tensors of their own"},
+        {!int4 && strcmp(a->activations, defaults.activations) != 0,
+         "--consumer-activations is for --to int4-g32"},
+        {!mxfp4 && options->fused, "--experts is for --to mxfp4"},
+        {!mxfp4 && strcmp(a->scale_rule, defaults.scale_rule) != 0, "--scale-rule is for --to mxfp4"},
+        {!mxfp4 && a->dtype_map.count > 0, "--dtype-map is for --to mxfp4"},
+        {options->merge && a->shard, "--shard writes one share, --merge ends the work when all are there"},
+    };
+    for (size_t i = 0; i < sizeof options_of_forms / sizeof *options_of_forms; i++)
+        if (options_of_forms[i].idle)
+            return options_of_forms[i].why;
+    return NULL;
+}
+
 bool convert_read_arguments(const struct convert_arguments *a, struct nib_convert_options *options, int *exit_code)
 {
     *options = (struct nib_convert_options){
@@ -112,6 +138,7 @@ bool convert_read_arguments(const struct convert_arguments *a, struct nib_conver
         options->names = NIB_NAMES_DEEPSEEK;
     convert_find_rule(a->scale_rule, &options->scale_rule);
     if (!read_shard(a->shard, options))
-        return mistake("--shard takes I/N with I from 1 to N", exit_code);
-    return true;
+        return mistake("--shard takes I/N with I from 1 to N, and N up to 100000", exit_code);
+    const char *idle = idle_option(a, options);
+    return !idle || mistake(idle, exit_code);
 }

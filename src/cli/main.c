@@ -1,6 +1,10 @@
 // nibble: run, inspect, check, evaluate and measure MXFP4 mixture-of-experts models.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/commands.h"
 #include "nibble/version.h"
@@ -33,6 +37,30 @@ int dispatch(const char *usage, const struct nib_command *commands, int count, i
     return 2;
 }
 
+// Where a shell closed standard output or error (>&-), no file that is opened may take its number, and get what is
+// printed.
+static void hold_standard_files(void)
+{
+    int file;
+    do
+        file = open("/dev/null", O_RDONLY | O_CLOEXEC); // so that printing fails
+    while (file >= 0 && file <= STDERR_FILENO);
+    if (file >= 0)
+        close(file);
+}
+
+// What was printed may not have arrived: a full disk must not look like success.
+static int end_output(int code)
+{
+    errno = 0;
+    bool failed = fflush(stdout) != 0;
+    if (!failed && !ferror(stdout))
+        return code;
+    fprintf(stderr, "nibble: standard output cannot be written%s%s\n", errno ? ": " : "",
+            errno ? strerror(errno) : "");
+    return code ? code : 1;
+}
+
 int main(int argc, char **argv)
 {
     static const struct nib_command commands[] = {
@@ -46,12 +74,13 @@ int main(int argc, char **argv)
         {"check", "compare a model's logits and greedy tokens with stored ones", cmd_check},
         {"eval", "negative log-likelihood of a text, accuracy on tasks", cmd_eval},
     };
+    hold_standard_files();
     if (argc > 1 && strcmp(argv[1], "--version") == 0) {
         printf("nibble %s\n", NIB_VERSION);
-        return 0;
+        return end_output(0);
     }
-    return dispatch(
+    return end_output(dispatch(
         "nibble: MXFP4 mixture-of-experts models on CPUs and Hopper GPUs, straight from the packed weights.\n"
         "usage: nibble COMMAND [ARGUMENTS]   (nibble COMMAND --help says more)",
-        commands, sizeof commands / sizeof *commands, argc - 1, argv + 1);
+        commands, sizeof commands / sizeof *commands, argc - 1, argv + 1));
 }

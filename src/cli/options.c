@@ -64,8 +64,7 @@ static void print_help(const struct nib_usage *usage)
 
 static bool mistake(const struct nib_usage *usage, int *exit_code, const char *what, const char *which)
 {
-    fprintf(stderr, "nibble: %s%s%s; %s --help lists the options\n", what, *which ? " " : "", which,
-            usage->command);
+    fprintf(stderr, "nibble: %s %s; %s --help lists the options\n", what, *which ? which : "\"\"", usage->command);
     *exit_code = 2;
     return false;
 }
@@ -193,7 +192,7 @@ bool nib_parse_options(const struct nib_usage *usage, int argc, char **argv, int
             return mistake(usage, exit_code, problem, value);
     }
     if (positionals < usage->min_positionals)
-        return mistake(usage, exit_code, "usage:", usage->arguments);
+        return mistake(usage, exit_code, "too few arguments, it takes", usage->arguments);
     return true;
 }
 

@@ -36,6 +36,8 @@ static bool is_empty(const char *folder)
 static nib_status check_folder(const char *source, const char *destination,
                                const struct nib_convert_options *options, struct nib_error *err)
 {
+    if (!*destination)
+        return nib_fail(err, NIB_ERR_ARGUMENT, "the path of the destination is empty");
     if (mkdir(destination, 0777) != 0 && errno != EEXIST)
         return nib_fail(err, NIB_ERR_IO, "%s: cannot make the folder: %s", destination, strerror(errno));
     struct stat info;

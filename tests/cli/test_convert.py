@@ -70,6 +70,18 @@ class Forms(Folders):
         self.assertIn("spread of the scales", done.stdout)
         self.proven(MODEL, "fp8")
 
+    def test_options_of_other_forms_are_refused(self):
+        """A wish that the form cannot grant is not dropped."""
+        for form, option, value in (("per-expert", "--gate-up", "concatenated"), ("fp8-channel", "--names", "deepseek"),
+                                    ("fused", "--names", "deepseek"), ("fused", "--consumer-activations", "swiglu_oai"),
+                                    ("per-expert", "--experts", "fused"), ("fused", "--scale-rule", "ocp"),
+                                    ("fp8-channel", "--dtype-map", "model.layers.0.mlp.experts=keep")):
+            with self.subTest(form=form, option=option):
+                self.fails(self.convert(MODEL, "refused", "--to", form, option, value), 2, option + " is for")
+        self.fails(self.convert(MODEL, "refused", "--to", "fused", "--shard", "1/2", "--merge"), 2, "--shard", "--merge")
+        self.assertFalse(os.path.exists(self.path("refused")))
+        self.fails(run("convert", MODEL, "", "--to", "fused"), 1, "the path of the destination is empty")
+
     def test_int4_needs_consent(self):
         self.fails(self.convert(SMALL, "int4", "--to", "int4-g32"), 1, "--lossy")
         self.fails(self.convert(MODEL, "int4", "--to", "int4-g32", "--consumer-activations", "silu"), 1, "--lossy")
@@ -91,7 +103,7 @@ class Forms(Folders):
         self.assertIn("swiglu_oai", refused.stdout)
 
     def test_usage(self):
-        self.fails(run("convert", SMALL), 2, "usage")
+        self.fails(run("convert", SMALL), 2, "SRC DST")
         self.fails(self.convert(SMALL, "x"), 2, "--to")
         self.fails(self.convert(SMALL, "x", "--to", "gguf"), 2, "gguf")
         self.fails(self.convert(SMALL, "x", "--to", "fused", "--shard", "3/2"), 2, "--shard")

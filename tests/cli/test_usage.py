@@ -2,11 +2,13 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import struct
+import subprocess
 
 import support
-from support import DATA, MODEL, SCRATCH, run
+from support import DATA, MODEL, NIBBLE, SCRATCH, run
 
 COMMANDS = [["run"], ["serve"], ["inspect"], ["convert"], ["verify"], ["check"], ["parity", "moe"], ["eval", "nll"],
             ["eval", "tasks"], ["bench", "decode"], ["bench", "moe"], ["bench", "serve"]]
@@ -54,6 +56,36 @@ class Usage(support.Test):
         self.fails(run("run", MODEL, "another"), 2, "another")
         self.assertEqual(run().returncode, 2)
         self.assertEqual(run("dance").returncode, 2)
+
+
+    def test_what_is_wrong_is_named(self):
+        self.fails(run("run", MODEL, "--max-tokens", ""), 2, 'not "";')
+        self.fails(run("run", MODEL, ""), 2, 'too many: "";')
+        self.fails(run("convert", MODEL), 2, "it takes SRC DST")
+
+
+class StandardFiles(support.Test):
+    PRINTING = (("--version",), ("--help",), ("run", "--help"), ("inspect", MODEL), ("inspect", MODEL, "--json"),
+                ("run", MODEL, "--prompt", "Hello", "--temperature", "0"), ("run", MODEL, "--prompt", "Hello", "--json"))
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        """A full disk must not look like success."""
+        for arguments in self.PRINTING:
+            with self.subTest(arguments), open("/dev/full", "w") as full:
+                process = subprocess.run([NIBBLE, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+                self.assertEqual(process.returncode, 1)
+                self.assertRegex(process.stderr.splitlines()[-1], "^nibble: standard output cannot be written")
+
+    def test_closed_files_are_taken_by_no_other(self):
+        """What is printed must not land in a file of the conversion that has the number of standard output or error."""
+        folder = os.path.join(SCRATCH, "closed-files")
+        shutil.rmtree(folder, ignore_errors=True)
+        for closed, code in ((">&-", 1), ("2>&-", 0), (">&- 2>&- <&-", 1)):
+            with self.subTest(closed):
+                convert = shlex.join([NIBBLE, "convert", MODEL, folder, "--to", "per-expert"])
+                self.assertEqual(subprocess.run(["sh", "-c", f"{convert} {closed}"], capture_output=True, timeout=60).returncode, code)
+                self.assertIn("proven", self.succeeds(run("verify", MODEL, folder)).stdout)
+                shutil.rmtree(folder)
 
 
 class Devices(support.Test):
