@@ -223,6 +223,8 @@ int nib_exchange_respond(struct nib_exchange *exchange)
         snprintf(seconds, sizeof seconds, "%d", exchange->retry_after);
         MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, seconds);
     }
+    if (exchange->allow)
+        MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, exchange->allow);
     if (exchange->last)
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     if (status == 401)

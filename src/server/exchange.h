@@ -19,9 +19,10 @@ struct nib_exchange {
     bool suspended;
     unsigned status; // HTTP; 0 as long as it is not known
     const char *content_type;
-    int retry_after; // seconds; 0: no such header
-    bool last;       // the connection ends with the answer
-    bool streaming;  // the body comes in parts
+    int retry_after;   // seconds; 0: no such header
+    const char *allow; // the methods that there are, static; NULL: no such header
+    bool last;         // the connection ends with the answer
+    bool streaming;    // the body comes in parts
     struct nib_bytes body;
     size_t taken; // bytes of the body that the connection has
     bool ended;

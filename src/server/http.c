@@ -1,5 +1,6 @@
 #include "server/http.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <microhttpd.h>
 #include <netdb.h>
@@ -20,7 +21,7 @@
 #define HTTP_THREADS 2
 
 struct route {
-    const char *path, *method;
+    const char *path, *method; // a path that ends in a slash goes on with the model's name
     nib_endpoint serve;
     bool open; // without a key
 };
@@ -29,6 +30,7 @@ static const struct route routes[] = {
     {"/health", "GET", nib_serve_health, true},
     {"/", "GET", nib_serve_page, true},
     {"/v1/models", "GET", nib_serve_models, false},
+    {"/v1/models/", "GET", nib_serve_model, false},
     {"/metrics", "GET", nib_serve_metrics, false},
     {"/v1/chat/completions", "POST", nib_serve_chat, false},
     {"/v1/completions", "POST", nib_serve_completions, false},
@@ -58,32 +60,70 @@ static const char *header(struct MHD_Connection *connection, const char *name)
     return MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
 }
 
-// A page of another site must not use the server through its visitor's browser.
-static bool foreign_origin(struct MHD_Connection *connection)
+// Whether a host, with its port or without, is an address or this machine's own name: no other can be made to mean
+// this machine for a while by those who own it.
+static bool is_own_name(const char *host)
 {
-    const char *origin = header(connection, "Origin"), *host = header(connection, "Host");
-    if (!origin)
+    char name[64];
+    struct in6_addr address;
+    bool bracket = *host == '[';
+    size_t size = bracket ? strcspn(++host, "]") : strcspn(host, ":");
+    if (size >= sizeof name)
         return false;
-    const char *authority = strstr(origin, "://");
-    return !authority || !host || strcasecmp(authority + 3, host) != 0;
+    memcpy(name, host, size);
+    name[size] = 0;
+    return strcasecmp(name, "localhost") == 0 || inet_pton(bracket ? AF_INET6 : AF_INET, name, &address) == 1;
 }
 
-static const struct route *find_route(const char *path, const char *method, struct nib_api_error *error)
+// A page of another site must not use the server through its visitor's browser, also when the name of that site leads
+// here. With API keys it could not anyway.
+static bool page_may_ask(const struct nib_server *server, struct MHD_Connection *connection,
+                         struct nib_api_error *error)
 {
-    bool known = false;
+    const char *origin = header(connection, "Origin"), *host = header(connection, "Host");
+    const char *authority = origin ? strstr(origin, "://") : NULL;
+    if (!origin)
+        return true;
+    if (!authority || !host || strcasecmp(authority + 3, host) != 0)
+        return nib_api_fail(error, 403, "foreign_origin", NULL, "Requests from pages of other sites are refused.");
+    return !server->local || server->keys.count || is_own_name(host) ||
+           nib_api_fail(error, 403, "foreign_origin", NULL,
+                        "Without API keys, pages must call this server by its address or localhost, not %.80s.",
+                        host);
+}
+
+static bool is_at(const struct route *route, const char *path)
+{
+    size_t size = strlen(route->path);
+    return strcmp(route->path, path) == 0 ||
+           (size > 1 && route->path[size - 1] == '/' && strncmp(route->path, path, size) == 0);
+}
+
+static const struct route *find_route(const struct nib_server *server, const char *path,
+                                      struct nib_api_error *error)
+{
+    const char *model = server->options.model_name;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        if (strcmp(routes[i].path, path) != 0)
+        if (!is_at(&routes[i], path))
             continue;
-        known = true;
-        if (strcmp(routes[i].method, method) == 0 ||
-            (strcmp(method, "HEAD") == 0 && strcmp(routes[i].method, "GET") == 0))
+        const char *name = routes[i].serve == nib_serve_model ? path + strlen(routes[i].path) : model;
+        if (strcmp(name, model) == 0)
             return &routes[i];
+        nib_api_fail(error, 404, "model_not_found", "model", "The model '%.100s' does not exist.", name);
+        return NULL;
     }
-    if (known)
-        nib_api_fail(error, 405, "method_not_allowed", NULL, "%.80s does not take %.20s.", path, method);
-    else
-        nib_api_fail(error, 404, "unknown_url", NULL, "There is nothing at %.200s.", path);
+    nib_api_fail(error, 404, "unknown_url", NULL, "There is nothing at %.200s.", path);
     return NULL;
+}
+
+static bool takes_method(const struct route *route, const char *path, const char *method,
+                         struct nib_exchange *exchange, struct nib_api_error *error)
+{
+    bool reads = strcmp(route->method, "GET") == 0;
+    if (strcmp(route->method, method) == 0 || (reads && strcmp(method, "HEAD") == 0))
+        return true;
+    exchange->allow = reads ? "GET, HEAD" : "POST";
+    return nib_api_fail(error, 405, "method_not_allowed", NULL, "%.80s does not take %.20s.", path, method);
 }
 
 // What a request says of its body's size; when it does not, the largest that there may be.
@@ -129,20 +169,18 @@ static bool body_is_plain(struct MHD_Connection *connection, struct nib_api_erro
 }
 
 static const struct route *admit(const struct nib_server *server, struct MHD_Connection *connection,
-                                 const char *path, const char *method, struct nib_api_error *error)
+                                 struct nib_exchange *exchange, const char *path, const char *method,
+                                 struct nib_api_error *error)
 {
-    const struct route *route = find_route(path, method, error);
-    if (!route || !body_may_come(server, connection, error) || !body_is_plain(connection, error))
+    const struct route *route = find_route(server, path, error);
+    if (!route || !takes_method(route, path, method, exchange, error) ||
+        !body_may_come(server, connection, error) || !body_is_plain(connection, error) ||
+        !page_may_ask(server, connection, error))
         return NULL;
-    if (foreign_origin(connection)) {
-        nib_api_fail(error, 403, "foreign_origin", NULL, "Requests from pages of other sites are refused.");
-        return NULL;
-    }
-    if (!route->open && !nib_api_keys_accept(&server->keys, header(connection, MHD_HTTP_HEADER_AUTHORIZATION))) {
-        nib_api_fail(error, 401, "invalid_api_key", NULL, "An API key is needed: Authorization: Bearer KEY.");
-        return NULL;
-    }
-    return route;
+    if (route->open || nib_api_keys_accept(&server->keys, header(connection, MHD_HTTP_HEADER_AUTHORIZATION)))
+        return route;
+    nib_api_fail(error, 401, "invalid_api_key", NULL, "An API key is needed: Authorization: Bearer KEY.");
+    return NULL;
 }
 
 static struct incoming *begin(struct nib_server *server, struct MHD_Connection *connection, const char *path,
@@ -161,7 +199,7 @@ static struct incoming *begin(struct nib_server *server, struct MHD_Connection *
         return NULL;
     }
     if (body_is_framed_once(connection, &incoming->error))
-        incoming->route = admit(server, connection, path, method, &incoming->error);
+        incoming->route = admit(server, connection, incoming->exchange, path, method, &incoming->error);
     else
         incoming->exchange->last = true;
     int64_t size = announced_body(server, connection), most = server->options.max_body;
@@ -294,6 +332,14 @@ static int open_socket(const struct nib_server_options *options, struct sockaddr
     return -1;
 }
 
+static bool is_loopback(const struct sockaddr_storage *address)
+{
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
+    return address->ss_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)
+                                          : ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 static void write_url(struct nib_server *server, const struct sockaddr_storage *address)
 {
     char host[64], port[16];
@@ -320,6 +366,7 @@ nib_status nib_http_start(struct nib_server *server, struct nib_error *err)
     if (listener < 0)
         return err->status;
     write_url(server, &address);
+    server->local = is_loopback(&address);
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, server->certificate},
                                    {MHD_OPTION_HTTPS_MEM_KEY, 0, server->key},

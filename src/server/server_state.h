@@ -31,6 +31,7 @@ struct nib_server {
     struct MHD_Daemon *daemon;
     char *certificate, *key; // of TLS
     char url[128];
+    bool local;           // only this machine reaches it
     long started;         // seconds since 1970
     atomic_int exchanges; // not over yet
 };
@@ -40,6 +41,7 @@ typedef void (*nib_endpoint)(struct nib_server *server, struct nib_exchange *exc
 
 void nib_serve_health(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
 void nib_serve_models(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
+void nib_serve_model(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
 void nib_serve_metrics(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
 void nib_serve_page(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);
 void nib_serve_chat(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body);

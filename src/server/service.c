@@ -10,13 +10,23 @@ void nib_serve_health(struct nib_server *server, struct nib_exchange *exchange, 
                         json_pack("{s:s}", "status", healthy ? "ok" : "unavailable"));
 }
 
+static json_t *model_json(const struct nib_server *server)
+{
+    return json_pack("{s:s, s:s, s:I, s:s, s:i}", "id", server->options.model_name, "object", "model", "created",
+                     (json_int_t)server->started, "owned_by", "nibble", "max_model_len",
+                     (int)server->backend.context);
+}
+
 void nib_serve_models(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body)
 {
     (void)body;
-    json_t *model = json_pack("{s:s, s:s, s:I, s:s, s:i}", "id", server->options.model_name, "object", "model",
-                              "created", (json_int_t)server->started, "owned_by", "nibble", "max_model_len",
-                              (int)server->backend.context);
-    nib_exchange_answer(exchange, 200, json_pack("{s:s, s:[o]}", "object", "list", "data", model));
+    nib_exchange_answer(exchange, 200, json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(server)));
+}
+
+void nib_serve_model(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body)
+{
+    (void)body;
+    nib_exchange_answer(exchange, 200, model_json(server));
 }
 
 void nib_serve_metrics(struct nib_server *server, struct nib_exchange *exchange, struct nib_text body)

@@ -35,6 +35,9 @@ class Safety(support.unittest.TestCase):
             self.assertEqual(json.loads(answer[2])["error"]["type"], "authentication_error")
             self.assertEqual(status(None, "/metrics"), 401)
             self.assertEqual(status(None, "/health"), 200)
+            self.assertEqual(status(None, "/v1/models/tiny-gpt-oss"), 401)
+            proxy = {"Authorization": "Bearer second-key", "Host": "nibble.example", "Origin": "https://nibble.example"}
+            self.assertEqual(server.request("/v1/models", headers=proxy)[0], 200, "a page that knows a key is no stranger's")
 
     def test_tls(self):
         certificate, key = os.path.join(SCRATCH, "server_cert.pem"), os.path.join(SCRATCH, "server_key.pem")

@@ -105,12 +105,35 @@ class Errors(support.unittest.TestCase):
         self.assertEqual(self.server.request("/health", b"{}")[0], 405)
         self.assertEqual(self.server.request("/../../etc/passwd")[0], 404)
         self.assertEqual(self.server.request("/health")[0], 200)
-        self.assertEqual(json.loads(self.server.request("/v1/models")[2])["data"][0]["id"], "scripted")
+        listed = json.loads(self.server.request("/v1/models")[2])["data"]
+        self.assertEqual([model["id"] for model in listed], ["scripted"])
+        self.assertEqual(json.loads(self.server.request("/v1/models/scripted")[2]), listed[0])
+        for other in "other", "scripted/", "scripte", "":
+            status, _, text = self.server.request("/v1/models/" + other)
+            self.assertEqual((status, json.loads(text)["error"]["code"]), (404, "model_not_found"), other)
+
+    def test_a_wrong_method_hears_of_the_right_ones(self):
+        for path, method, allowed in (("/v1/chat/completions", "GET", "POST"), ("/v1/chat/completions", "OPTIONS", "POST"),
+                                      ("/v1/responses", "HEAD", "POST"), ("/health", "PUT", "GET, HEAD")):
+            with self.subTest(path=path, method=method):
+                status, headers, _ = self.server.request(path, method=method)
+                self.assertEqual((status, headers["Allow"]), (405, allowed))
+        self.assertIsNone(self.server.request("/nowhere")[1]["Allow"])
 
     def test_pages_of_other_sites_are_refused(self):
         body = {"messages": user(SHORT)}
         self.assertEqual(self.server.request("/v1/chat/completions", body, {"Origin": "https://evil.example"})[0], 403)
         self.assertEqual(self.server.request("/v1/chat/completions", body, {"Origin": self.server.url})[0], 200)
+
+    def test_pages_of_sites_whose_name_leads_here_are_refused(self):
+        """DNS rebinding: such a page is of the server's own origin."""
+        for host, status in (("evil.example:8000", 403), ("evil.example", 403), ("127.0.0.1.evil.example", 403), ("[evil.example]", 403),
+                             ("localhost.evil.example", 403), ("x" * 300, 403), ("localhost:8000", 200), ("LOCALHOST", 200),
+                             ("127.0.0.1", 200), ("[::1]:8000", 200), ("192.168.1.7:80", 200)):
+            with self.subTest(host):
+                headers = {"Host": host, "Origin": "http://" + host}
+                self.assertEqual(self.server.request("/v1/chat/completions", {"messages": user(SHORT)}, headers)[0], status)
+        self.assertEqual(self.server.request("/v1/models", headers={"Host": "evil.example"})[0], 200, "no page: a proxy, a host's alias")
 
     def test_a_body_too_large(self):
         status, _, text = self.server.request("/v1/chat/completions", b'{"messages": "' + b"x" * (1 << 20) + b'"}')
