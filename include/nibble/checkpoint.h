@@ -218,15 +218,17 @@ struct nib_rope_config {
     double original_context;       // original_max_position_embeddings; max_position_embeddings when absent
     double beta_fast, beta_slow;   // 32 and 1 when absent
     double mscale, mscale_all_dim; // 0 when absent
-    double attention_factor;       // 0 when absent
-    double partial_rotary_factor;  // 1 when absent
-    bool truncate;                 // true when absent
+    double low_freq_factor, high_freq_factor; // of llama3, which needs both; else 0 when absent
+    double attention_factor;                  // 0 when absent
+    double partial_rotary_factor;             // 1 when absent
+    bool truncate;                            // true when absent
 };
 
 // `layer_type` (such as "sliding_attention") picks that entry when rope_parameters holds one object per layer type; NULL
-// and names it does not have mean the flat form.
-nib_status nib_config_rope(const struct nib_config *config, const char *layer_type, struct nib_rope_config *rope,
-                           struct nib_error *err);
+// and names it does not have mean the flat form. `absent_theta` is what rope_theta is where the config does not say; 0: it
+// must.
+nib_status nib_config_rope(const struct nib_config *config, const char *layer_type, double absent_theta,
+                           struct nib_rope_config *rope, struct nib_error *err);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -58,10 +58,10 @@ static nib_status read_type(const struct rope_source *source, const char **type,
     return status;
 }
 
-static nib_status read_theta(const struct rope_source *source, double *theta, struct nib_error *err)
+static nib_status read_theta(const struct rope_source *source, double absent, double *theta, struct nib_error *err)
 {
     char key[256];
-    nib_status status = read_shared(source, "rope_theta", 0, 1e-6, 1e15, theta, err);
+    nib_status status = read_shared(source, "rope_theta", absent, 1e-6, 1e15, theta, err);
     if (status == NIB_OK && *theta == 0)
         return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: neither \"%s\" nor \"rope_theta\"",
                         nib_config_name(source->config), join(source, "rope_theta", key));
@@ -84,7 +84,19 @@ static nib_status read_original(const struct nib_config *config, struct nib_rope
     return status;
 }
 
-// A type that stretches the context says how far, and YaRN from where: without, it would silently be no stretch at all.
+// Between the two, llama3 blends; they are turns over the original context.
+static nib_status require_band(const struct rope_source *source, const struct nib_rope_config *rope,
+                               struct nib_error *err)
+{
+    char low[256], high[256];
+    if (rope->low_freq_factor > 0 && rope->high_freq_factor > rope->low_freq_factor)
+        return NIB_OK;
+    return nib_fail(err, NIB_ERR_FORMAT, "%s: \"%s\" is %g and \"%s\" %g: llama3 needs 0 < low < high",
+                    nib_config_name(source->config), join(source, "low_freq_factor", low), rope->low_freq_factor,
+                    join(source, "high_freq_factor", high), rope->high_freq_factor);
+}
+
+// A type that stretches the context says how far, and most from where: without, it would silently be no stretch at all.
 static nib_status require_stretch(const struct rope_source *source, const struct nib_rope_config *rope,
                                   struct nib_error *err)
 {
@@ -94,15 +106,17 @@ static nib_status require_stretch(const struct rope_source *source, const struct
     if (!nib_config_has(source->config, join(source, "factor", key)))
         return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: no \"%s\", which rope_type \"%s\" needs",
                         nib_config_name(source->config), key, rope->type);
-    if (strcmp(rope->type, "yarn") == 0 && rope->original_context < 1)
+    bool llama3 = strcmp(rope->type, "llama3") == 0;
+    if ((llama3 || strcmp(rope->type, "yarn") == 0) && rope->original_context < 1)
         return nib_fail(err, NIB_ERR_NOT_FOUND,
-                        "%s: neither \"%s\" nor \"max_position_embeddings\", which rope_type \"yarn\" needs",
-                        nib_config_name(source->config), join(source, "original_max_position_embeddings", key));
-    return NIB_OK;
+                        "%s: neither \"%s\" nor \"max_position_embeddings\", which rope_type \"%s\" needs",
+                        nib_config_name(source->config), join(source, "original_max_position_embeddings", key),
+                        rope->type);
+    return llama3 ? require_band(source, rope, err) : NIB_OK;
 }
 
-nib_status nib_config_rope(const struct nib_config *config, const char *layer_type, struct nib_rope_config *rope,
-                           struct nib_error *err)
+nib_status nib_config_rope(const struct nib_config *config, const char *layer_type, double absent_theta,
+                           struct nib_rope_config *rope, struct nib_error *err)
 {
     struct rope_source source = {.config = config};
     const struct {
@@ -116,13 +130,15 @@ nib_status nib_config_rope(const struct nib_config *config, const char *layer_ty
         {"mscale", 0, 0, 1e6, &rope->mscale},
         {"mscale_all_dim", 0, 0, 1e6, &rope->mscale_all_dim},
         {"attention_factor", 0, 0, 1e6, &rope->attention_factor},
+        {"low_freq_factor", 0, 0, 1e9, &rope->low_freq_factor},
+        {"high_freq_factor", 0, 0, 1e9, &rope->high_freq_factor},
     };
     *rope = (struct nib_rope_config){0};
     nib_status status = locate(&source, layer_type, err);
     if (status == NIB_OK)
         status = read_type(&source, &rope->type, err);
     if (status == NIB_OK)
-        status = read_theta(&source, &rope->theta, err);
+        status = read_theta(&source, absent_theta, &rope->theta, err);
     for (size_t i = 0; status == NIB_OK && i < sizeof settings / sizeof *settings; i++)
         status = read_setting(&source, settings[i].name, settings[i].fallback, settings[i].low, settings[i].high,
                               settings[i].value, err);

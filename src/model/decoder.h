@@ -165,6 +165,8 @@ struct nib_fixed_number {
 nib_status nib_decoder_only_numbers(const struct nib_config *config,
                                     const struct nib_fixed_number *numbers /* [count] */, size_t count,
                                     struct nib_error *err);
+// Refuses rotary positions on a part of each head, of a family that rotates whole heads.
+nib_status nib_decoder_only_whole_rotation(const struct nib_config *config, struct nib_error *err);
 // Refuses windows, of a family whose layers have none.
 nib_status nib_decoder_only_full_attention(const struct nib_config *config, struct nib_error *err);
 // Refuses what no family here computes; nib_decoder_create has done so.

@@ -43,6 +43,14 @@ nib_status nib_decoder_only_numbers(const struct nib_config *config, const struc
     return NIB_OK;
 }
 
+nib_status nib_decoder_only_whole_rotation(const struct nib_config *config, struct nib_error *err)
+{
+    static const struct nib_fixed_number numbers[] = {{"partial_rotary_factor", 1},
+                                                      {"rope_parameters.partial_rotary_factor", 1},
+                                                      {"rope_scaling.partial_rotary_factor", 1}};
+    return nib_decoder_only_numbers(config, numbers, sizeof numbers / sizeof *numbers, err);
+}
+
 nib_status nib_decoder_only_full_attention(const struct nib_config *config, struct nib_error *err)
 {
     const char *type;

@@ -41,7 +41,7 @@ static nib_status read_attention(const struct nib_config *config, struct nib_dec
     int64_t rope_dims;
     nib_status status;
     if ((status = read_attention_sizes(config, attention, &rope_dims, err)) ||
-        (status = nib_config_rope(config, NULL, &rope, err)))
+        (status = nib_config_rope(config, NULL, 10000, &rope, err)))
         return status;
     attention->scale = logit_scale(attention->head_dim, &rope);
     model->inner_eps = 1e-6f; // whatever rms_norm_eps says
@@ -75,8 +75,9 @@ static nib_status deepseek_v3_create(const struct nib_config *config, struct nib
     nib_status status = nib_decoder_create(&nib_deepseek_v3_family, config, &absent, &model, err);
     if (status)
         return status;
-    static const struct nib_fixed_number numbers[] = {{"partial_rotary_factor", 1}, {"use_qk_norm", 0}};
-    if ((status = nib_decoder_only_numbers(config, numbers, sizeof numbers / sizeof *numbers, err)) ||
+    static const struct nib_fixed_number no_norm = {"use_qk_norm", 0};
+    if ((status = nib_decoder_only_numbers(config, &no_norm, 1, err)) ||
+        (status = nib_decoder_only_whole_rotation(config, err)) ||
         (status = nib_decoder_only_full_attention(config, err)) ||
         (status = nib_decoder_read_experts(model, config, "moe_intermediate_size", err)) ||
         (status = nib_decoder_read_sigmoid_router(model, config, &routing, err)) ||

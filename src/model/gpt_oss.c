@@ -33,15 +33,15 @@ static bool slides_if_even(int64_t layer)
 static nib_status read_options(const struct nib_config *config, struct nib_decoder *model, struct nib_error *err)
 {
     struct nib_attention *full = &model->attentions[0], *sliding = &model->attentions[1];
-    double limit;
+    double alpha, limit;
     int64_t window;
     nib_status status;
-    if ((status = nib_config_real_or(config, "swiglu_limit", 7.0, 1e-3, 1e30, &limit, err)) ||
+    if ((status = nib_config_real_or(config, "swiglu_alpha", 1.702, 0, 1e6, &alpha, err)) ||
+        (status = nib_config_real_or(config, "swiglu_limit", 7.0, 1e-3, 1e30, &limit, err)) ||
         (status = nib_config_int_or(config, "sliding_window", 128, 1, 1 << 30, &window, err)))
         return status;
-    // alpha is a constant of the architecture; no released config states it.
     model->activation =
-        (struct nib_activation){.kind = NIB_ACT_SWIGLU_OAI, .alpha = 1.702f, .limit = (float)limit};
+        (struct nib_activation){.kind = NIB_ACT_SWIGLU_OAI, .alpha = (float)alpha, .limit = (float)limit};
     model->router.kind = NIB_ROUTER_TOPK_SOFTMAX;
     model->router_bias = true;
     model->gpt_oss_experts = true;
@@ -54,7 +54,7 @@ static nib_status read_options(const struct nib_config *config, struct nib_decod
 static nib_status read_rope(const struct nib_config *config, struct nib_decoder *model, struct nib_error *err)
 {
     struct nib_rope_config rope;
-    nib_status status = nib_config_rope(config, NULL, &rope, err);
+    nib_status status = nib_config_rope(config, NULL, 150000, &rope, err);
     // A config without a word about it means the stretch of the released models.
     if (!nib_config_has(config, "rope_parameters") && !nib_config_has(config, "rope_scaling") &&
         !nib_config_has(config, "rope_scaling_factor")) {
@@ -82,9 +82,9 @@ static nib_status gpt_oss_create(const struct nib_config *config, struct nib_mod
     if (status)
         return status;
     model->names.router = "model.layers.%lld.mlp.router";
-    static const struct nib_fixed_number numbers[] = {
-        {"n_shared_experts", 0}, {"n_group", 1}, {"swiglu_alpha", 1.702}};
+    static const struct nib_fixed_number numbers[] = {{"n_shared_experts", 0}, {"n_group", 1}};
     if ((status = nib_decoder_only_numbers(config, numbers, sizeof numbers / sizeof *numbers, err)) ||
+        (status = nib_decoder_only_whole_rotation(config, err)) ||
         (status = nib_decoder_read_experts(model, config, "intermediate_size", err)) ||
         (status = read_options(config, model, err)) || (status = read_rope(config, model, err)) ||
         (status = nib_decoder_read_layer_types(model, config, slides_if_even, err)) ||

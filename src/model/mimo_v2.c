@@ -75,7 +75,7 @@ static nib_status read_layers(const struct nib_config *config, struct nib_decode
 static nib_status read_sliding(const struct nib_config *config, const struct nib_attention *full,
                                struct nib_attention *sliding, struct nib_error *err)
 {
-    const char *window = nib_config_has(config, "sliding_window") ? "sliding_window" : "sliding_window_size";
+    int64_t before; // tokens that are seen besides the query's own
     nib_status status;
     *sliding = *full;
     if ((status = nib_config_int_or(config, "swa_num_attention_heads", full->n_heads, 1, 4096, &sliding->n_heads,
@@ -85,8 +85,10 @@ static nib_status read_sliding(const struct nib_config *config, const struct nib
         (status = nib_config_int_or(config, "swa_head_dim", full->head_dim, 1, 4096, &sliding->head_dim, err)) ||
         (status = nib_config_int_or(config, "swa_v_head_dim", full->v_dim, 1, 4096, &sliding->v_dim, err)) ||
         (status = nib_config_bool_or(config, "add_swa_attention_sink_bias", true, &sliding->sinks, err)) ||
-        (status = nib_config_int_or(config, window, 128, 1, 1 << 30, &sliding->window, err)))
+        (status = nib_config_int_or(config, "sliding_window", 129, 1, 1 << 30, &sliding->window, err)) ||
+        (status = nib_config_int_or(config, "sliding_window_size", sliding->window - 1, 0, 1 << 30, &before, err)))
         return status;
+    sliding->window = before + 1; // whatever sliding_window says
     sliding->scale = 1.0f / sqrtf((float)sliding->head_dim);
     if (sliding->n_heads % sliding->n_kv_heads)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "%s: sliding layers have %lld heads for %lld kv heads",
@@ -108,7 +110,7 @@ static nib_status read_rope(const struct nib_config *config, bool slides, struct
 {
     const char *layer_type = slides ? "sliding_attention" : "full_attention";
     struct nib_rope_config rope;
-    nib_status status = nib_config_rope(config, layer_type, &rope, err);
+    nib_status status = nib_config_rope(config, layer_type, 5000000, &rope, err);
     if (!has_rope_setting(config, layer_type, "partial_rotary_factor"))
         rope.partial_rotary_factor = 0.334;
     // One rope_theta for both is that of the layers that see everything.

@@ -8,14 +8,20 @@ static nib_status read_attention(const struct nib_config *config, struct nib_dec
     struct nib_attention *attention = &model->attentions[0];
     struct nib_rope_config rope;
     bool normed;
-    int64_t dims;
+    int64_t dims, partial;
     nib_status status;
-    if ((status = nib_config_rope(config, NULL, &rope, err)) ||
-        (status = nib_config_int_or(config, "rotary_dim", nib_rotary_dims(attention->head_dim, &rope), 2,
-                                    attention->head_dim, &dims, err)) ||
+    if ((status = nib_config_rope(config, NULL, 5000000, &rope, err)))
+        return status;
+    // rotary_dim is the older spelling; a factor beside it has the last word.
+    partial = nib_rotary_dims(attention->head_dim, &rope);
+    if ((status = nib_config_int_or(config, "rotary_dim", partial, 2, attention->head_dim, &dims, err)) ||
         (status = nib_config_bool_or(config, "use_qk_norm", true, &normed, err)) ||
         (status = nib_decoder_only(config, "qk_norm_type", "per_layer", err)))
         return status;
+    if (nib_config_has(config, "partial_rotary_factor") ||
+        nib_config_has(config, "rope_parameters.partial_rotary_factor") ||
+        nib_config_has(config, "rope_scaling.partial_rotary_factor"))
+        dims = partial;
     attention->qk_norm = normed ? NIB_QK_NORM_WHOLE : NIB_QK_NORM_NONE;
     return nib_decoder_set_rope(attention, config, &rope, dims, err);
 }

@@ -31,11 +31,11 @@ static nib_status read_options(const struct nib_config *config, struct nib_decod
         (status = nib_config_bool_or(config, "use_sliding_window", false, &windowed, err)) ||
         (windowed &&
          (status = nib_config_int_or(config, "sliding_window", 4096, 1, 1 << 30, &attention->window, err))) ||
-        (status = nib_config_rope(config, NULL, &rope, err)))
+        (status = nib_config_rope(config, NULL, 10000, &rope, err)))
         return status;
     model->router.kind = NIB_ROUTER_SOFTMAX;
     attention->qk_norm = NIB_QK_NORM_HEAD;
-    return nib_decoder_set_rope(attention, config, &rope, nib_rotary_dims(attention->head_dim, &rope), err);
+    return nib_decoder_set_rope(attention, config, &rope, attention->head_dim, err);
 }
 
 static nib_status qwen3_moe_create(const struct nib_config *config, struct nib_model **created,
@@ -52,6 +52,7 @@ static nib_status qwen3_moe_create(const struct nib_config *config, struct nib_m
                                                       {"topk_group", 1},
                                                       {"routed_scaling_factor", 1}};
     if ((status = nib_decoder_only_numbers(config, numbers, sizeof numbers / sizeof *numbers, err)) ||
+        (status = nib_decoder_only_whole_rotation(config, err)) ||
         (status = nib_decoder_only(config, "scoring_func", "softmax", err)) ||
         (status = nib_decoder_read_experts(model, config, "moe_intermediate_size", err)) ||
         (status = read_options(config, model, err)) || (status = read_layers(config, model, err)) ||

@@ -1,5 +1,6 @@
 // Rotary frequencies. YaRN: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models" (2023),
-// section 3; the fp32 order of operations follows what the transformers library evaluates.
+// section 3. llama3: Llama Team, "The Llama 3 Herd of Models" (2024), as its reference code
+// writes it. The fp32 order of operations follows what the transformers library evaluates.
 #include <math.h>
 #include <string.h>
 
@@ -33,6 +34,22 @@ static void yarn(const struct nib_rope_config *rope, int64_t dims, float *inv_fr
     }
 }
 
+// Long waves are stretched, short ones kept, and those between blended.
+static void llama3(const struct nib_rope_config *rope, int64_t dims, float *inv_freq)
+{
+    const float tau = 6.283185307179586f;
+    float factor = (float)rope->factor, context = (float)rope->original_context;
+    float low = (float)rope->low_freq_factor, high = (float)rope->high_freq_factor;
+    for (int64_t i = 0; i < dims / 2; i++) {
+        float wave = tau / inv_freq[i];
+        float keep = (context / wave - low) / (float)(rope->high_freq_factor - rope->low_freq_factor);
+        if (wave > context / low)
+            inv_freq[i] /= factor;
+        else if (!(wave < context / high))
+            inv_freq[i] = (1.0f - keep) * inv_freq[i] / factor + keep * inv_freq[i];
+    }
+}
+
 static double yarn_mscale(double factor, double mscale)
 {
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
@@ -53,7 +70,8 @@ nib_status nib_rope_table(const struct nib_config *config, const struct nib_rope
     *scale = 1.0f;
     for (int64_t i = 0; i < dims / 2; i++)
         inv_freq[i] = 1.0f / powf((float)rope->theta, (float)(2 * i) / (float)dims);
-    if (strcmp(rope->type, "default") == 0)
+    // The dynamic stretch begins behind max_position_embeddings, which no context exceeds.
+    if (strcmp(rope->type, "default") == 0 || strcmp(rope->type, "dynamic") == 0)
         return NIB_OK;
     if (strcmp(rope->type, "linear") == 0) {
         for (int64_t i = 0; i < dims / 2; i++)
@@ -65,7 +83,11 @@ nib_status nib_rope_table(const struct nib_config *config, const struct nib_rope
         *scale = (float)yarn_scale(rope);
         return NIB_OK;
     }
+    if (strcmp(rope->type, "llama3") == 0) {
+        llama3(rope, dims, inv_freq);
+        return NIB_OK;
+    }
     return nib_fail(err, NIB_ERR_UNSUPPORTED,
-                    "%s: rope_type \"%s\" is not computed here (default, linear, yarn are)",
+                    "%s: rope_type \"%s\" is not computed here (default, dynamic, linear, llama3, yarn are)",
                     nib_config_name(config), rope->type);
 }

@@ -312,7 +312,8 @@ class Forms(support.Test):
         config["partial_rotary_factor"] = ropes["full_attention"]["partial_rotary_factor"]
         config["swa_num_key_value_heads"] = 2 * config["num_key_value_heads"]
         config["layernorm_epsilon"] = config.pop("rms_norm_eps")
-        config["sliding_window_size"] = config.pop("sliding_window")
+        # Both keys are written alike, and the second, which counts the tokens before the query's own, decides.
+        config["sliding_window"] = config["sliding_window_size"] = config["sliding_window"] - 1
         config["routed_scaling_factor"] = None
         self.succeeds(run("check", checkpoint.write("released"), expected("mimo_v2"), *EXACT))
 

@@ -57,7 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             ask(config, keys[i], size);
         for (size_t i = 0; i < sizeof layer_types / sizeof *layer_types; i++) {
             struct nib_rope_config rope;
-            if (nib_config_rope(config, layer_types[i], &rope, &err) == NIB_OK &&
+            if (nib_config_rope(config, layer_types[i], (double)(i % 2), &rope, &err) == NIB_OK &&
                 !(rope.theta > 0 && rope.factor > 0))
                 abort();
         }

@@ -164,7 +164,7 @@ static struct nib_rope_config rope_of(const char *text, const char *layer_type)
     struct nib_config *config = parse(text);
     struct nib_rope_config rope;
     struct nib_error err = {0};
-    if (nib_config_rope(config, layer_type, &rope, &err) != NIB_OK)
+    if (nib_config_rope(config, layer_type, 0, &rope, &err) != NIB_OK)
         fail_msg("%s", err.message);
     static char type[16];
     snprintf(type, sizeof type, "%s", rope.type);
@@ -252,7 +252,7 @@ static void wrong_rope_settings_are_refused(void **state)
         struct nib_config *config = parse(cases[i].text);
         struct nib_rope_config rope;
         struct nib_error err = {0};
-        assert_int_equal(nib_config_rope(config, "x", &rope, &err), cases[i].status);
+        assert_int_equal(nib_config_rope(config, "x", 0, &rope, &err), cases[i].status);
         assert_non_null(strstr(err.message, cases[i].says));
         assert_non_null(strstr(err.message, "some/config.json"));
         nib_config_free(config);

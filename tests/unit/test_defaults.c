@@ -1,5 +1,6 @@
 // What a config leaves out is what its family's own class fills in: a plan made without a key is the plan made with the
 // class's default written out, and another one with any other value.
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,17 +19,17 @@
 
 // Each with what it cannot do without.
 static const char gpt_oss[] = "{\"model_type\": \"gpt_oss\", " SIZES "\"num_hidden_layers\": 4, "
-                              "\"num_local_experts\": 16, \"num_attention_heads\": 16, \"rope_theta\": 150000}";
+                              "\"num_local_experts\": 16, \"num_attention_heads\": 16}";
 static const char deepseek[] =
     "{\"model_type\": \"deepseek_v3\", " SIZES MOE "\"num_hidden_layers\": 5, \"n_routed_experts\": 32, "
     "\"num_attention_heads\": 128, \"kv_lora_rank\": 32, \"qk_nope_head_dim\": 16, \"qk_rope_head_dim\": 8, "
-    "\"v_head_dim\": 16, \"rope_theta\": 10000}";
+    "\"v_head_dim\": 16}";
 static const char mimo[] = "{\"model_type\": \"mimo_v2_flash\", " SIZES MOE "\"num_hidden_layers\": 7, "
-                           "\"n_routed_experts\": 16, \"num_attention_heads\": 16, \"rope_theta\": 5000000}";
+                           "\"n_routed_experts\": 16, \"num_attention_heads\": 16}";
 static const char minimax[] = "{\"model_type\": \"minimax_m2\", " SIZES "\"num_hidden_layers\": 2, "
-                              "\"num_local_experts\": 16, \"num_attention_heads\": 16, \"rope_theta\": 5000000}";
+                              "\"num_local_experts\": 16, \"num_attention_heads\": 16}";
 static const char qwen3[] = "{\"model_type\": \"qwen3_moe\", " SIZES MOE "\"num_hidden_layers\": 2, "
-                            "\"num_experts\": 16, \"num_attention_heads\": 16, \"rope_theta\": 1000000}";
+                            "\"num_experts\": 16, \"num_attention_heads\": 16}";
 
 // With `null` the key is written as null instead of left out.
 static const struct {
@@ -50,7 +51,9 @@ static const struct {
     {gpt_oss, "rope_scaling",
      "{\"rope_type\": \"yarn\", \"factor\": 32, \"original_max_position_embeddings\": 4096, \"truncate\": false}",
      "{\"rope_type\": \"yarn\", \"factor\": 32, \"original_max_position_embeddings\": 4096}", true},
+    {gpt_oss, "rope_theta", "150000", "10000", false},
     {gpt_oss, "sliding_window", "128", "64", false},
+    {gpt_oss, "swiglu_alpha", "1.702", "1", false},
     {gpt_oss, "swiglu_limit", "7.0", "6.0", false},
     {gpt_oss, "tie_word_embeddings", "false", "true", false},
     {deepseek, "attention_bias", "false", "true", false},
@@ -63,6 +66,7 @@ static const struct {
     {deepseek, "q_lora_rank", "0", "1536", true},
     {deepseek, "rms_norm_eps", "1e-6", "1e-5", false},
     {deepseek, "rope_interleave", "true", "false", false},
+    {deepseek, "rope_theta", "10000", "50000", false},
     {deepseek, "routed_scaling_factor", "2.5", "1", false},
     {deepseek, "tie_word_embeddings", "false", "true", false},
     {deepseek, "topk_group", "4", "3", false},
@@ -86,9 +90,11 @@ static const struct {
      "{\"full_attention\": {\"rope_theta\": 5000000, \"partial_rotary_factor\": 0.334}, \"sliding_attention\": "
      "{\"rope_theta\": 10000, \"partial_rotary_factor\": 1}}",
      false},
+    {mimo, "rope_theta", "5000000", "10000", false},
     {mimo, "routed_scaling_factor", "1", "2.5", false},
     {mimo, "routed_scaling_factor", "1", "2.5", true},
-    {mimo, "sliding_window", "128", "64", false},
+    {mimo, "sliding_window", "129", "128", false},
+    {mimo, "sliding_window_size", "128", "129", false},
     {mimo, "swa_num_key_value_heads", "8", "4", false},
     {mimo, "swa_rope_theta", "10000", "5000000", false},
     {mimo, "tie_word_embeddings", "false", "true", false},
@@ -100,6 +106,7 @@ static const struct {
     {minimax, "num_key_value_heads", "8", "16", false},
     {minimax, "partial_rotary_factor", "1", "0.5", false},
     {minimax, "rms_norm_eps", "1e-6", "1e-5", false},
+    {minimax, "rope_theta", "5000000", "10000", false},
     {minimax, "rotary_dim", "128", "64", false},
     {minimax, "routed_scaling_factor", "1", "2.5", false},
     {minimax, "tie_word_embeddings", "false", "true", false},
@@ -113,6 +120,7 @@ static const struct {
     {qwen3, "norm_topk_prob", "false", "true", false},
     {qwen3, "num_key_value_heads", "4", "8", false},
     {qwen3, "rms_norm_eps", "1e-6", "1e-5", false},
+    {qwen3, "rope_theta", "10000", "1000000", false},
     {qwen3, "tie_word_embeddings", "false", "true", false},
     {qwen3, "use_sliding_window", "false", "true", false},
 };
@@ -198,6 +206,51 @@ static void a_key_left_out_is_the_class_default(void **state)
     }
 }
 
+// Of two ways to say one thing, the class hears the first of each pair.
+static void of_two_spellings_one_counts(void **state)
+{
+    (void)state;
+    static const char *const pairs[][3] = {
+        {mimo, "{\"sliding_window_size\": 16}", "{\"sliding_window_size\": 16, \"sliding_window\": 16}"},
+        {minimax, "{\"partial_rotary_factor\": 0.25}", "{\"partial_rotary_factor\": 0.25, \"rotary_dim\": 64}"},
+        {minimax, "{\"rope_parameters\": {\"partial_rotary_factor\": 0.25}}",
+         "{\"rope_parameters\": {\"partial_rotary_factor\": 0.25}, \"rotary_dim\": 64}"},
+        {qwen3, "{}", "{\"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 4}}"},
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        char *one = plan(pairs[i][0], pairs[i][1]), *both = plan(pairs[i][0], pairs[i][2]);
+        if (strcmp(one, both) != 0)
+            fail_msg("%s is not %s:\n%s\n%s", pairs[i][2], pairs[i][1], both, one);
+        free(one);
+        free(both);
+    }
+}
+
+// Eight frequencies at theta 10000 over an original context of 64: the first turns more than four times, the last five
+// less than once.
+static void llama3_stretches_long_waves(void **state)
+{
+    (void)state;
+    struct nib_config *config;
+    struct nib_error err;
+    const struct nib_rope_config rope = {.type = "llama3",
+                                         .theta = 10000,
+                                         .factor = 8,
+                                         .original_context = 64,
+                                         .low_freq_factor = 1,
+                                         .high_freq_factor = 4};
+    float inv_freq[8], scale;
+    assert_int_equal(nib_config_parse("{}", 2, "config.json", &config, &err), NIB_OK);
+    assert_int_equal(nib_rope_table(config, &rope, 16, inv_freq, &scale, &err), NIB_OK);
+    for (int i = 0; i < 8; i++) {
+        double whole = pow(10000, -i / 8.0), turns = 64 * whole / 6.283185307179586;
+        double keep = turns > 4 ? 1 : turns < 1 ? 0 : (turns - 1) / 3;
+        assert_float_equal(inv_freq[i] / whole, keep + (1 - keep) / 8, 1e-5);
+    }
+    assert_true(scale == 1.0f);
+    nib_config_free(config);
+}
+
 static void fewer_groups_than_the_default_chooses_are_refused(void **state)
 {
     (void)state;
@@ -218,6 +271,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_key_left_out_is_the_class_default),
+        cmocka_unit_test(of_two_spellings_one_counts),
+        cmocka_unit_test(llama3_stretches_long_waves),
         cmocka_unit_test(fewer_groups_than_the_default_chooses_are_refused),
     };
     return cmocka_run_group_tests_name("defaults", tests, NULL, NULL);

@@ -72,7 +72,7 @@ static void caches_are_what_theory_says(void **state)
     int64_t full = 0, windowed = 0;
     for (int c = 0; c < model->shape.n_caches; c++) {
         const struct nib_cache_spec *spec = &model->shape.cache_specs[c];
-        assert_true(spec->window == 0 || spec->window == 128);
+        assert_true(spec->window == 0 || spec->window == 129);
         *(spec->window ? &windowed : &full) += spec->width;
     }
     assert_int_equal(full, 3 * 4 * (192 + 128)); // layers 0, 5 and 11
@@ -139,7 +139,14 @@ static void refusals_name_key_and_value(void **state)
         {KIMI_K2, "\"n_group\": 64, \"topk_group\": 1", "topk_group", "1"},
         {KIMI_K2, "\"n_group\": 8, \"topk_group\": 9", "topk_group", "9"},
         {KIMI_K2, "\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 4}", "rope_type", "longrope"},
-        {KIMI_K2, "\"rope_parameters\": {\"rope_type\": \"llama3\", \"rope_theta\": 5}", "rope_type", "llama3"},
+        {KIMI_K2,
+         "\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8, \"original_max_position_embeddings\": "
+         "512, \"low_freq_factor\": 4, "
+         "\"high_freq_factor\": 1}",
+         "rope_parameters.high_freq_factor\" 1", "rope_parameters.low_freq_factor\" is 4"},
+        {KIMI_K2, "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}", "rope_parameters.partial_rotary_factor",
+         "0.5"},
+        {QWEN3_MOE, "\"partial_rotary_factor\": 0.5", "partial_rotary_factor", "0.5"},
         {KIMI_K2, "\"rope_parameters\": \"yarn\"", "rope_parameters", "object"},
         {KIMI_K2, "\"scoring_func\": 5", "scoring_func", "5"},
         {KIMI_K2, "\"moe_layer_freq\": [0, 1]", "moe_layer_freq", "[0,1]"},
@@ -180,7 +187,8 @@ static void refusals_name_key_and_value(void **state)
         {MINIMAX_M2, "\"rotary_dim\": 63", "63", "128"},
         {QWEN3_MOE, "\"mlp_only_layers\": [48]", "mlp_only_layers", "48"},
         {QWEN3_MOE, "\"decoder_sparse_step\": 64", "num_hidden_layers", "48"},
-        {QWEN3_MOE, "\"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2}", "rope_type", "dynamic"},
+        {QWEN3_MOE, "\"rope_scaling\": {\"rope_type\": \"proportional\", \"factor\": 2}", "rope_type",
+         "proportional"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct nib_model *model;
