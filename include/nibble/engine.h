@@ -209,6 +209,9 @@ struct nib_request {
         top_logprobs; // alternatives to report with each token, up to NIB_MAX_TOP_LOGPROBS; -1: not even its own
     // Of tokens generated already, the logits are lowered: once, and for each time they have been.
     float presence_penalty, frequency_penalty;
+    // Positive logits of tokens of the prompt and the answer are divided by it, negative ones multiplied (Keskar et al.
+    // 2019, as transformers does it), from 0.01 to 100; 0 and 1: none.
+    float repetition_penalty;
     const struct nib_logit_bias *bias; /* [n_bias], copied */
     int32_t n_bias;
     struct nib_constraint constraint; // `self` is borrowed until the request's last event; mask NULL: none

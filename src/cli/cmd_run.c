@@ -18,17 +18,17 @@
 struct wishes {
     const char *model, *prompt, *system, *reasoning;
     bool raw, json, hide_reasoning;
-    double temperature, top_p, min_p;
+    double temperature, top_p, min_p, repetition_penalty;
     int64_t top_k, seed;
     struct nib_option_list stop;
     struct session_options session;
 };
 
 // What the command line leaves open comes from generation_config.json.
-static nib_status choose_sampling(const struct wishes *wishes, const struct session *session,
-                                  struct nib_sampling *sampling, struct nib_error *err)
+static nib_status choose_sampling(const struct wishes *wishes, struct talk *talk, struct nib_error *err)
 {
-    nib_status status = session_sampling(session, sampling, err);
+    struct nib_sampling *sampling = &talk->sampling;
+    nib_status status = session_sampling(&talk->session, sampling, &talk->repetition_penalty, err);
     if (status)
         return status;
     if (wishes->temperature >= 0)
@@ -37,6 +37,8 @@ static nib_status choose_sampling(const struct wishes *wishes, const struct sess
         sampling->top_p = (float)wishes->top_p;
     if (wishes->min_p >= 0)
         sampling->min_p = (float)wishes->min_p;
+    if (wishes->repetition_penalty > 0)
+        talk->repetition_penalty = (float)wishes->repetition_penalty;
     if (wishes->top_k >= 0)
         sampling->top_k = (int32_t)wishes->top_k;
     uint32_t random = 0;
@@ -63,7 +65,7 @@ static nib_status open_talk(struct talk *talk, const struct wishes *wishes, stru
     if (!status)
         status = session_open(&talk->session, wishes->model, &wishes->session, err);
     if (!status)
-        status = choose_sampling(wishes, &talk->session, &talk->sampling, err);
+        status = choose_sampling(wishes, talk, err);
     if (!status && !wishes->raw)
         status = open_chat(talk, wishes->model, err);
     return status;
@@ -192,6 +194,8 @@ int cmd_run(int argc, char **argv)
         {"--top-k", NIB_OPTION_INT, &w.top_k, "N", "sample from the N likeliest tokens; 0: all", 0, INT32_MAX},
         {"--top-p", NIB_OPTION_REAL, &w.top_p, "X", "sample from the likeliest with probability X together", 0, 1},
         {"--min-p", NIB_OPTION_REAL, &w.min_p, "X", "drop tokens below X times the likeliest", 0, 1},
+        {"--repetition-penalty", NIB_OPTION_REAL, &w.repetition_penalty, "X",
+         "divide the logits of tokens that there are already; 1: not", 0.01, 100},
         {"--seed", NIB_OPTION_INT, &w.seed, "N", "of the sampling; without it another each time", 0, 1LL << 53},
         {"--stop", NIB_OPTION_LIST, &w.stop, "TEXT", "end the answer before TEXT; may be repeated", 0, 0},
         {"--logprobs", NIB_OPTION_INT, &talk.top_logprobs, "N", "log-probabilities with N alternatives", 0,

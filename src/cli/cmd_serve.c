@@ -65,7 +65,7 @@ static nib_status serve(struct serve *s, sigset_t *signals, struct nib_error *er
         fprintf(stderr, "nibble: %s; this model only completes\n", session.no_chat.message);
     s->server.stop_tokens = session.stop_tokens;
     s->server.n_stop_tokens = session.n_stop_tokens;
-    status = session_sampling(&session, &s->server.sampling, err);
+    status = session_sampling(&session, &s->server.sampling, &s->server.repetition_penalty, err);
     if (!status)
         status = nib_engine_backend_open(session.engine, &engine, &backend, err);
     if (!status)

@@ -64,6 +64,7 @@ nib_status generate(struct session *session, struct generation *g, struct nib_er
         .n_prompt = g->n_prompt,
         .max_tokens = g->max_tokens,
         .sampling = g->sampling,
+        .repetition_penalty = g->repetition_penalty,
         .stop_tokens = session->stop_tokens,
         .n_stop_tokens = session->n_stop_tokens,
         .top_logprobs = g->top_logprobs,

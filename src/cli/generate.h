@@ -10,6 +10,7 @@ struct generation {
     int32_t n_prompt;
     int32_t max_tokens; // 0: as many as the context holds
     struct nib_sampling sampling;
+    float repetition_penalty;
     int32_t top_logprobs; // as in nib_request
     // Gets every token but the stop token; false: that is enough, finish with NIB_FINISH_STOP.
     bool (*on_token)(void *context, const struct nib_event *event);

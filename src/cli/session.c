@@ -139,10 +139,11 @@ nib_status session_open(struct session *session, const char *path, const struct 
     return NIB_OK;
 }
 
-nib_status session_sampling(const struct session *session, struct nib_sampling *sampling, struct nib_error *err)
+nib_status session_sampling(const struct session *session, struct nib_sampling *sampling,
+                            float *repetition_penalty, struct nib_error *err)
 {
     const struct nib_config *config = nib_checkpoint_generation(nib_engine_checkpoint(session->engine));
-    double temperature = 1, top_p = 1, min_p = 0;
+    double temperature = 1, top_p = 1, min_p = 0, repetition = 1;
     int64_t top_k = 0;
     bool sample = true;
     nib_status status;
@@ -150,12 +151,14 @@ nib_status session_sampling(const struct session *session, struct nib_sampling *
                    (status = nib_config_real_or(config, "temperature", 1, 0, 100, &temperature, err)) ||
                    (status = nib_config_real_or(config, "top_p", 1, 0, 1, &top_p, err)) ||
                    (status = nib_config_real_or(config, "min_p", 0, 0, 1, &min_p, err)) ||
-                   (status = nib_config_int_or(config, "top_k", 0, 0, INT32_MAX, &top_k, err))))
+                   (status = nib_config_real_or(config, "repetition_penalty", 1, 0.01, 100, &repetition, err)) ||
+                   (status = nib_config_int_or(config, "top_k", 0, -1, INT32_MAX, &top_k, err))))
         return status;
     *sampling = (struct nib_sampling){.temperature = sample ? (float)temperature : 0,
                                       .top_p = (float)top_p,
                                       .min_p = (float)min_p,
-                                      .top_k = (int32_t)top_k};
+                                      .top_k = top_k < 0 ? 0 : (int32_t)top_k}; // -1: all, to some
+    *repetition_penalty = (float)repetition;
     return NIB_OK;
 }
 

@@ -39,7 +39,8 @@ nib_status session_open(struct session *session, const char *path, const struct 
 void session_close(struct session *session); // fine on a zero session
 
 // How the folder's generation_config.json says to sample; plain sampling without one. The seed stays 0.
-nib_status session_sampling(const struct session *session, struct nib_sampling *sampling, struct nib_error *err);
+nib_status session_sampling(const struct session *session, struct nib_sampling *sampling,
+                            float *repetition_penalty, struct nib_error *err);
 
 // On stderr: how many tensors of a bound checkpoint the model does not use, and one of them. Nothing if it uses all.
 void warn_unused(const struct nib_checkpoint *checkpoint);

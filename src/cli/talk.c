@@ -11,6 +11,7 @@ nib_status talk_answer(struct talk *talk, const struct nib_token_list *prompt, s
         .n_prompt = (int32_t)prompt->count,
         .max_tokens = (int32_t)talk->max_tokens,
         .sampling = talk->sampling,
+        .repetition_penalty = talk->repetition_penalty,
         .top_logprobs = (int32_t)talk->top_logprobs,
         .on_token = answer_token,
         .context = answer,

@@ -9,6 +9,7 @@ struct talk {
     struct nib_chat *chat; // NULL: plain completion
     struct nib_stop_strings stop;
     struct nib_sampling sampling;
+    float repetition_penalty;
     struct show show;
     struct dialogue dialogue;
     int64_t max_tokens, top_logprobs; // top_logprobs: -1 for none

@@ -12,6 +12,10 @@ static nib_status check(const struct nib_request *request, int32_t vocab, struct
     if (!(fabsf(request->frequency_penalty) <= largest) || !(fabsf(request->presence_penalty) <= largest))
         return nib_fail(err, NIB_ERR_ARGUMENT, "a penalty of %g or %g is not in -1000 .. 1000",
                         (double)request->frequency_penalty, (double)request->presence_penalty);
+    float repetition = request->repetition_penalty;
+    if (repetition != 0 && !(repetition >= 0.01f && repetition <= 100))
+        return nib_fail(err, NIB_ERR_ARGUMENT, "a repetition penalty of %g is not in 0.01 .. 100",
+                        (double)repetition);
     for (int32_t i = 0; i < request->n_bias; i++) {
         const struct nib_logit_bias *bias = &request->bias[i];
         if (bias->token < 0 || bias->token >= vocab)
@@ -24,6 +28,23 @@ static nib_status check(const struct nib_request *request, int32_t vocab, struct
     return NIB_OK;
 }
 
+static void mark(uint32_t *seen, int32_t token)
+{
+    seen[token / 32] |= 1u << token % 32;
+}
+
+static nib_status mark_prompt(struct nib_logit_rules *rules, const struct nib_request *request, int32_t vocab,
+                              struct nib_error *err)
+{
+    size_t words = ((size_t)vocab + 31) / 32;
+    rules->seen = calloc(words, sizeof *rules->seen);
+    if (!rules->seen)
+        return nib_fail_memory(err, words * sizeof *rules->seen, "the tokens of a prompt");
+    for (int32_t i = 0; i < request->n_prompt; i++)
+        mark(rules->seen, request->prompt[i]);
+    return NIB_OK;
+}
+
 nib_status nib_logit_rules_init(struct nib_logit_rules *rules, const struct nib_request *request, int32_t vocab,
                                 struct nib_error *err)
 {
@@ -32,13 +53,19 @@ nib_status nib_logit_rules_init(struct nib_logit_rules *rules, const struct nib_
         return status;
     *rules = (struct nib_logit_rules){.frequency_penalty = request->frequency_penalty,
                                       .presence_penalty = request->presence_penalty,
+                                      .repetition_penalty = request->repetition_penalty,
                                       .constraint = request->constraint};
+    bool repeats = rules->repetition_penalty != 0 && rules->repetition_penalty != 1;
+    if (repeats && (status = mark_prompt(rules, request, vocab, err)))
+        return status;
     if (request->n_bias <= 0)
         return NIB_OK;
     size_t size = (size_t)request->n_bias * sizeof *rules->bias;
     rules->bias = malloc(size);
-    if (!rules->bias)
+    if (!rules->bias) {
+        nib_logit_rules_free(rules);
         return nib_fail_memory(err, size, "logit biases");
+    }
     memcpy(rules->bias, request->bias, size);
     rules->n_bias = request->n_bias;
     return NIB_OK;
@@ -48,6 +75,7 @@ void nib_logit_rules_free(struct nib_logit_rules *rules)
 {
     free(rules->bias);
     free(rules->said);
+    free(rules->seen);
     *rules = (struct nib_logit_rules){0};
 }
 
@@ -58,7 +86,8 @@ static bool has_penalty(const struct nib_logit_rules *rules)
 
 bool nib_logit_rules_none(const struct nib_logit_rules *rules)
 {
-    return rules->n_bias == 0 && !has_penalty(rules) && !rules->constraint.mask && !rules->constraint.accept;
+    return rules->n_bias == 0 && !has_penalty(rules) && !rules->seen && !rules->constraint.mask &&
+           !rules->constraint.accept;
 }
 
 // Forbidden logits become -infinity; false when none is left.
@@ -77,14 +106,24 @@ static bool mask_out(float *logits, const uint32_t *mask, int32_t vocab)
     return any != 0;
 }
 
+static void lower_seen(const struct nib_logit_rules *rules, float *logits, int32_t vocab)
+{
+    float penalty = rules->repetition_penalty;
+    for (int32_t t = 0; t < vocab; t++)
+        if (rules->seen[t / 32] >> t % 32 & 1)
+            logits[t] = logits[t] > 0 ? logits[t] / penalty : logits[t] * penalty;
+}
+
 const float *nib_logit_rules_apply(struct nib_logit_rules *rules, const float *logits, float *changed,
                                    int32_t vocab)
 {
     const struct nib_constraint *constraint = &rules->constraint;
     const uint32_t *mask = constraint->mask ? constraint->mask(constraint->self) : NULL;
-    if (!mask && !rules->n_bias && !rules->n_said)
+    if (!mask && !rules->n_bias && !rules->n_said && !rules->seen)
         return logits;
     memcpy(changed, logits, (size_t)vocab * sizeof *changed);
+    if (rules->seen)
+        lower_seen(rules, changed, vocab);
     for (int32_t i = 0; i < rules->n_bias; i++)
         changed[rules->bias[i].token] += rules->bias[i].bias;
     for (size_t i = 0; i < rules->n_said; i++)
@@ -97,6 +136,8 @@ nib_status nib_logit_rules_accept(struct nib_logit_rules *rules, int32_t token, 
 {
     if (rules->constraint.accept)
         rules->constraint.accept(rules->constraint.self, token);
+    if (rules->seen)
+        mark(rules->seen, token);
     if (!has_penalty(rules))
         return NIB_OK;
     for (size_t i = 0; i < rules->n_said; i++)

@@ -7,12 +7,14 @@
 struct nib_logit_rules {
     struct nib_logit_bias *bias; /* [n_bias] */
     int32_t n_bias;
-    float frequency_penalty, presence_penalty;
+    float frequency_penalty, presence_penalty, repetition_penalty;
     struct nib_constraint constraint;
     struct nib_said {
         int32_t token, count;
     } * said; /* [n_said] tokens generated so far, only counted when there is a penalty */
     size_t n_said, said_capacity;
+    uint32_t
+        *seen; /* [(vocab + 31) / 32] bits of tokens in prompt and answer; NULL without a repetition penalty */
 };
 
 // NIB_ERR_ARGUMENT names the rule that cannot be kept.

@@ -85,7 +85,7 @@ static void add_calls(struct nib_generation *g, struct nib_chat_request *request
     const json_t *tools = json_object_get(g->body, "tools"), *given = json_array_get(tools, tool);
     const json_t *function = json_object_get(given, "function");
     const json_t *parameters = json_object_get(function ? function : given, "parameters");
-    const json_t *schema = json_is_object(parameters) ? parameters : nib_any_object();
+    const json_t *schema = json_is_object(parameters) ? parameters : nib_no_arguments();
     struct nib_message header =
         nib_message_call(nib_function_recipient(request, request->tools[tool].name), (struct nib_text){0});
     header.id = call_id(request, header.recipient);

@@ -71,6 +71,7 @@ struct nib_generation *nib_generation_create(struct nib_server *server, struct n
         .top_p = (double)sampling->top_p,
         .min_p = (double)sampling->min_p,
         .top_k = sampling->top_k,
+        .repetition_penalty = (double)server->options.repetition_penalty,
     };
     exchange->work = g;
     exchange->free_work = free_generation;
@@ -162,9 +163,21 @@ static bool read_bias(struct nib_generation *g, const struct nib_fields *fields)
 
 bool nib_generation_only(const struct nib_fields *fields, const char *const *own, const char *const *ignored)
 {
-    static const char *const common[] = {
-        "model", "stream",     "stream_options",    "temperature",      "top_p", "top_k", "min_p", "seed", "stop",
-        "n",     "logit_bias", "frequency_penalty", "presence_penalty", NULL};
+    static const char *const common[] = {"model",
+                                         "stream",
+                                         "stream_options",
+                                         "temperature",
+                                         "top_p",
+                                         "top_k",
+                                         "min_p",
+                                         "seed",
+                                         "stop",
+                                         "n",
+                                         "logit_bias",
+                                         "frequency_penalty",
+                                         "presence_penalty",
+                                         "repetition_penalty",
+                                         NULL};
     const char *known[48];
     size_t count = 0;
     for (const char *const *name = common; *name; name++)
@@ -185,8 +198,9 @@ bool nib_generation_read(struct nib_generation *g, const struct nib_fields *fiel
                 nib_field_int(fields, "seed", INT64_MIN, INT64_MAX, &g->seed) &&
                 nib_field_int(fields, "n", 1, MAX_CHOICES, &g->n) &&
                 nib_field_real(fields, "frequency_penalty", -2, 2, &g->frequency_penalty) &&
-                nib_field_real(fields, "presence_penalty", -2, 2, &g->presence_penalty) && read_bias(g, fields) &&
-                read_stop(g, fields);
+                nib_field_real(fields, "presence_penalty", -2, 2, &g->presence_penalty) &&
+                nib_field_real(fields, "repetition_penalty", 0.01, 100, &g->repetition_penalty) &&
+                read_bias(g, fields) && read_stop(g, fields);
     g->has_seed = nib_field(fields, "seed");
     if (g->top_k < 0)
         g->top_k = 0; // what other servers call "all"
@@ -350,6 +364,7 @@ static struct nib_request request_of(const struct nib_generation *g, uint64_t se
         .top_logprobs = g->logprobs ? (int32_t)g->top_logprobs : -1,
         .frequency_penalty = (float)g->frequency_penalty,
         .presence_penalty = (float)g->presence_penalty,
+        .repetition_penalty = (float)g->repetition_penalty,
         .bias = g->bias,
         .n_bias = g->n_bias,
     };

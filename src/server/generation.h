@@ -52,7 +52,7 @@ struct nib_generation {
     bool stream, include_usage, logprobs;
     int64_t n, max_tokens, top_logprobs, seed;
     bool has_seed;
-    double temperature, top_p, min_p, frequency_penalty, presence_penalty;
+    double temperature, top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty;
     int64_t top_k;
     const json_t *stop; // validated
     bool tools_offered, one_call;

@@ -143,18 +143,25 @@ struct nib_unique_id nib_make_id(const char *prefix)
     return id;
 }
 
-static pthread_once_t any_object_once = PTHREAD_ONCE_INIT;
-static json_t *any_object; // never freed
+static pthread_once_t schemas_once = PTHREAD_ONCE_INIT;
+static json_t *any_object, *no_arguments; // never freed
 
-static void make_any_object(void)
+static void make_schemas(void)
 {
     any_object = json_pack("{s:s}", "type", "object");
+    no_arguments = json_pack("{s:s, s:{}, s:b}", "type", "object", "properties", "additionalProperties", 0);
 }
 
 const json_t *nib_any_object(void)
 {
-    pthread_once(&any_object_once, make_any_object);
+    pthread_once(&schemas_once, make_schemas);
     return any_object;
+}
+
+const json_t *nib_no_arguments(void)
+{
+    pthread_once(&schemas_once, make_schemas);
+    return no_arguments;
 }
 
 json_t *nib_parse_body(struct nib_text body, struct nib_api_error *error)

@@ -18,6 +18,7 @@ struct nib_server_options {
     int64_t max_connections, max_connections_per_client;
     int64_t timeout; // seconds that a connection may be silent, and take for a header or, per 64 KiB more, a body
     struct nib_sampling sampling; // what a request does not say
+    float repetition_penalty;     // likewise
     const int32_t *stop_tokens;   /* [n_stop_tokens] */
     int32_t n_stop_tokens;
     bool log_requests; // a line each on stderr; never what was said

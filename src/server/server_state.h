@@ -53,8 +53,10 @@ void nib_serve_detokenize(struct nib_server *server, struct nib_exchange *exchan
 // Parses a body; on a mistake fills `error` and returns NULL.
 json_t *nib_parse_body(struct nib_text body, struct nib_api_error *error);
 
-// The schema {"type": "object"}; lives as long as the program.
+// The schema {"type": "object"}; lives as long as the program, as does the next one.
 const json_t *nib_any_object(void);
+// That of a function without parameters: an object without properties.
+const json_t *nib_no_arguments(void);
 
 // PREFIX and 24 random hexadecimal digits.
 struct nib_unique_id {

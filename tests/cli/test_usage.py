@@ -153,6 +153,28 @@ class Models(support.Test):
         self.fails(run("run", folder, "--prompt", "a"), 1, "config.json", "hidden_size", "-256")
 
 
+class Defaults(support.Test):
+    def test_sampling_comes_from_the_model(self):
+        """All that its generation_config.json asks for, unless the command line says otherwise."""
+        def text(folder, *options):
+            return self.json_of(run("run", folder, "--json", "--raw", "--prompt", "Hello Hello Hello", "--max-tokens", "20", *options))["text"]
+        folder = os.path.join(SCRATCH, "generation")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(MODEL, folder)
+        plain, lowered = text(MODEL, "--temperature", "0"), text(MODEL, "--temperature", "0", "--repetition-penalty", "1.3")
+        self.assertNotEqual(plain, lowered)
+        for given, expected in (({"do_sample": False}, plain), ({"temperature": 0}, plain), ({"top_k": 1}, plain), ({"top_p": 0.0001}, plain),
+                                ({"temperature": 0, "top_k": -1, "repetition_penalty": 1.3}, lowered)):
+            with self.subTest(given):
+                with open(os.path.join(folder, "generation_config.json"), "w", encoding="utf-8") as file:
+                    json.dump(given, file)
+                self.assertEqual(text(folder), expected)
+        self.assertEqual(text(folder, "--repetition-penalty", "1"), plain)
+        with open(os.path.join(folder, "generation_config.json"), "w", encoding="utf-8") as file:
+            file.write('{"repetition_penalty": 0}')
+        self.fails(run("run", folder, "--prompt", "a"), 1, "generation_config.json", "repetition_penalty")
+
+
 class Inspect(support.Test):
     def test_small_model(self):
         got = self.json_of(run("inspect", MODEL, "--json", "--check-scales"))

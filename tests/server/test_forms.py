@@ -111,6 +111,11 @@ class Forms(support.unittest.TestCase):
         status, _, text = self.server.request("/v1/chat/completions", {"messages": user(SUM), "tools": [tool], "tool_choice": "required"})
         self.assertEqual((status, json.loads(text)["error"]["param"]), (400, "tools"))
 
+    def test_a_function_without_parameters_takes_none(self):
+        tool = {"type": "function", "function": {"name": "now"}}
+        answer = self.ask("What is the weather in Paris?", temperature=0, tools=[tool], tool_choice="required")
+        self.assertEqual([(name, json.loads(arguments)) for name, arguments in answer["tool_calls"]], [("now", {})])
+
     def test_biases_and_penalties(self):
         plain = self.ask("Calculate 52 + 78.", temperature=0)
         token = self.server.chat(messages=user("Calculate 52 + 78."), temperature=0, logprobs=True)
@@ -121,8 +126,10 @@ class Forms(support.unittest.TestCase):
         repeat = {"temperature": 0, "max_completion_tokens": 80}
         self.assertNotEqual(self.ask("Repeat exactly: sun, sun, sun, sun, sun", **repeat, frequency_penalty=2),
                             self.ask("Repeat exactly: sun, sun, sun, sun, sun", **repeat))
+        self.assertNotEqual(self.ask("Repeat exactly: sun, sun, sun, sun, sun", **repeat, repetition_penalty=1.5),
+                            self.ask("Repeat exactly: sun, sun, sun, sun, sun", **repeat))
         for field, value in (("logit_bias", {"99999": 1}), ("logit_bias", {"x": 1}), ("logit_bias.3", {"3": 101}),
-                             ("presence_penalty", 2.5)):
+                             ("presence_penalty", 2.5), ("repetition_penalty", 0)):
             status, _, text = self.server.request("/v1/chat/completions", {"messages": user(SUM), field.split(".")[0]: value})
             self.assertEqual((status, json.loads(text)["error"]["param"]), (400, field))
 

@@ -49,6 +49,28 @@ static void biases_are_added_and_penalties_grow(void **state)
     nib_logit_rules_free(&rules);
 }
 
+static void repetition_is_of_prompt_and_answer(void **state)
+{
+    (void)state;
+    const float own[VOCAB] = {[3] = 1, [5] = 2, [7] = -2, [31] = 4, [32] = 6, [39] = 3};
+    const int32_t prompt[] = {5, 7, 5, 31};
+    struct nib_request request = {.prompt = prompt, .n_prompt = 4, .repetition_penalty = 2};
+    struct nib_logit_rules rules = rules_of(&request);
+    assert_false(nib_logit_rules_none(&rules));
+    const float *allowed = nib_logit_rules_apply(&rules, own, changed, VOCAB);
+    assert_true(allowed[5] == 1 && allowed[7] == -4 && allowed[31] == 2);
+    assert_true(allowed[3] == 1 && allowed[32] == 6 && allowed[39] == 3);
+    assert_int_equal(nib_logit_rules_accept(&rules, 32, NULL), NIB_OK);
+    assert_int_equal(nib_logit_rules_accept(&rules, 39, NULL), NIB_OK);
+    allowed = nib_logit_rules_apply(&rules, own, changed, VOCAB);
+    assert_true(allowed[32] == 3 && allowed[39] == 1.5f && allowed[5] == 1);
+    nib_logit_rules_free(&rules);
+    request.repetition_penalty = 1;
+    rules = rules_of(&request);
+    assert_true(nib_logit_rules_none(&rules));
+    nib_logit_rules_free(&rules);
+}
+
 struct masked {
     uint32_t bits[2];
     int32_t accepted;
@@ -91,6 +113,11 @@ static void impossible_rules_are_refused(void **state)
     }
     struct nib_request request = {.presence_penalty = INFINITY};
     assert_int_equal(nib_logit_rules_init(&rules, &request, VOCAB, NULL), NIB_ERR_ARGUMENT);
+    const float repetition[] = {-1, 0.001f, 1000, NAN};
+    for (int i = 0; i < 4; i++) {
+        request = (struct nib_request){.repetition_penalty = repetition[i]};
+        assert_int_equal(nib_logit_rules_init(&rules, &request, VOCAB, NULL), NIB_ERR_ARGUMENT);
+    }
 }
 
 int main(void)
@@ -98,6 +125,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_rules_nothing_is_copied),
         cmocka_unit_test(biases_are_added_and_penalties_grow),
+        cmocka_unit_test(repetition_is_of_prompt_and_answer),
         cmocka_unit_test(a_mask_leaves_its_own_tokens_only),
         cmocka_unit_test(impossible_rules_are_refused),
     };
