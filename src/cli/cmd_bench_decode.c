@@ -282,7 +282,7 @@ static bool parse(int argc, char **argv, struct wishes *w, struct bench_decode *
     if (!nib_parse_options(&usage, argc, argv, code))
         return false;
     w->n_streams = nib_parse_list(w->list, 4096, w->streams, BENCH_ROWS);
-    bool named = !w->model != !w->shape && (!w->shape || w->random);
+    bool named = !w->model != !w->shape && !w->shape == !w->random;
     if (w->n_streams && named)
         return true;
     fprintf(stderr, "nibble: %s\n",

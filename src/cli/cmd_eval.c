@@ -200,7 +200,7 @@ static bool answer_is_right(const char *answer, const json_t *expected)
     const char *body = answer, *next;
     while ((next = strstr(body, "<|message|>")))
         body = next + strlen("<|message|>");
-    return json_is_string(expected) && strstr(body, json_string_value(expected)) != NULL;
+    return strstr(body, json_string_value(expected)) != NULL;
 }
 
 static void on_task_event(void *context, const struct nib_event *event)
@@ -218,20 +218,32 @@ static void on_task_event(void *context, const struct nib_event *event)
     nib_progress_update(&tasks->bar, (int64_t)++tasks->done);
 }
 
-static nib_status add_task(struct tasks *tasks, const char *line, const char *path, struct nib_error *err)
+static bool is_task(const json_t *root)
 {
-    size_t number = tasks->count + 1;
-    struct task *grown = realloc(tasks->items, number * sizeof *grown);
+    const json_t *expected = json_object_get(root, "expected");
+    return json_is_string(json_object_get(root, "kind")) && json_is_string(json_object_get(root, "prompt")) &&
+           (json_string_length(expected) > 0 || json_is_string(json_object_get(expected, "name")));
+}
+
+static nib_status add_task(struct tasks *tasks, const char *line, size_t number, const char *path,
+                           struct nib_error *err)
+{
+    if (!line[strspn(line, " \t\r\n")])
+        return NIB_OK;
+    size_t size = (tasks->count + 1) * sizeof *tasks->items;
+    struct task *grown = realloc(tasks->items, size);
     if (!grown)
-        return nib_fail_memory(err, number * sizeof *grown, "tasks");
+        return nib_fail_memory(err, size, "tasks");
     tasks->items = grown;
     json_t *root = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
-    const char *kind = json_string_value(json_object_get(root, "kind"));
-    if (!kind || !json_is_string(json_object_get(root, "prompt")) || !json_object_get(root, "expected")) {
+    if (!is_task(root)) {
         json_decref(root);
-        return nib_fail(err, NIB_ERR_FORMAT, "%s:%zu: a task is an object with kind, prompt and expected", path,
-                        number);
+        return nib_fail(
+            err, NIB_ERR_FORMAT,
+            "%s:%zu: a task is an object with kind, prompt and expected, a text or a call with its name", path,
+            number);
     }
+    const char *kind = json_string_value(json_object_get(root, "kind"));
     tasks->items[tasks->count++] = (struct task){.kind = kind, .line = root};
     return NIB_OK;
 }
@@ -246,10 +258,10 @@ static nib_status read_tasks(struct tasks *tasks, const char *path, struct nib_e
     char *last = line ? line + MAX_TASK_BYTES : NULL; // stays 0 but for a line that is as long or longer
     if (last)
         *last = 0;
-    while (!status && fgets(line, MAX_TASK_BYTES + 2, file))
+    for (size_t number = 1; !status && fgets(line, MAX_TASK_BYTES + 2, file); number++)
         status = *last && *last != '\n' ? nib_fail(err, NIB_ERR_LIMIT, "%s:%zu: the line is longer than %d bytes",
-                                                   path, tasks->count + 1, MAX_TASK_BYTES)
-                                        : add_task(tasks, line, path, err);
+                                                   path, number, MAX_TASK_BYTES)
+                                        : add_task(tasks, line, number, path, err);
     if (!status && ferror(file))
         status = nib_fail(err, NIB_ERR_IO, "%s: cannot be read: %s", path, strerror(errno));
     free(line);

@@ -3,21 +3,49 @@
 
 // ---- writing ----
 
+static bool continues_character(json_int_t byte) // of UTF-8
+{
+    return (byte & 0xc0) == 0x80;
+}
+
+static size_t characters_of(struct nib_text text)
+{
+    size_t characters = 0;
+    for (size_t i = 0; i < text.size; i++)
+        characters += !continues_character(text.bytes[i]);
+    return characters;
+}
+
+// {" the": -0.5, …}; of tokens with the same text (parts of characters) the likeliest.
+static json_t *top_json(const json_t *entries)
+{
+    json_t *top = json_object();
+    const json_t *entry;
+    size_t i;
+    json_array_foreach((json_t *)entries, i, entry)
+    {
+        const char *token = json_string_value(json_object_get(entry, "token"));
+        if (!json_object_get(top, token))
+            json_object_set(top, token, json_object_get(entry, "logprob"));
+    }
+    return top;
+}
+
+// `offset` is in characters; a token that goes on with a character is where that one is.
 static json_t *logprobs_json(const json_t *entries, size_t offset)
 {
     json_t *tokens = json_array(), *values = json_array(), *tops = json_array(), *offsets = json_array();
-    const json_t *entry, *other;
+    const json_t *entry, *byte;
     size_t i, j;
     json_array_foreach((json_t *)entries, i, entry)
     {
-        json_t *top = json_object();
+        const json_t *bytes = json_object_get(entry, "bytes");
+        bool within = offset > 0 && continues_character(json_integer_value(json_array_get(bytes, 0)));
         json_array_append(tokens, json_object_get(entry, "token"));
         json_array_append(values, json_object_get(entry, "logprob"));
-        json_array_foreach(json_object_get(entry, "top_logprobs"), j, other) json_object_set(
-            top, json_string_value(json_object_get(other, "token")), json_object_get(other, "logprob"));
-        json_array_append_new(tops, top);
-        json_array_append_new(offsets, json_integer((json_int_t)offset));
-        offset += json_array_size(json_object_get(entry, "bytes"));
+        json_array_append_new(tops, top_json(json_object_get(entry, "top_logprobs")));
+        json_array_append_new(offsets, json_integer((json_int_t)offset - within));
+        json_array_foreach((json_t *)bytes, j, byte) offset += !continues_character(json_integer_value(byte));
     }
     return json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values, "top_logprobs", tops,
                      "text_offset", offsets);
@@ -41,7 +69,8 @@ static json_t *completion(const struct nib_generation *g, json_t *choices)
 
 static void stream_delta(struct nib_choice *choice, const struct nib_delta *delta)
 {
-    size_t offset = choice->content.size - delta->text.size;
+    size_t offset = choice->characters;
+    choice->characters += characters_of(delta->text);
     json_t *one = choice_json(choice, delta->text, delta->logprobs, offset, NULL);
     nib_exchange_send(choice->generation->exchange, NULL, completion(choice->generation, json_pack("[o]", one)));
 }

@@ -129,15 +129,25 @@ class Eval(support.Test):
     def test_wrong_tasks(self):
         path = os.path.join(SCRATCH, "wrong.jsonl")
         os.makedirs(SCRATCH, exist_ok=True)
-        for text, word in (("", "no tasks"), ("{]\n", ":1"), ('{"kind": "a", "prompt": 1, "expected": ""}\n', ":1")):
+        for text, word in (("", "no tasks"), ("{]\n", ":1"), ('{"kind": "a", "prompt": 1, "expected": "b"}\n', ":1"),
+                           ('\n \r\n{"kind": "a", "prompt": "b", "expected": 5}\n', ":3"),  # could never be right
+                           ('{"kind": "a", "prompt": "b", "expected": ""}\n', ":1"),  # nor wrong
+                           ('{"kind": "a", "prompt": "b", "expected": {"arguments": {}}}\n', ":1"), ("\n\n", "no tasks")):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
             self.fails(run("eval", "tasks", MODEL, path), 1, word)
-        task = '{"kind": "a", "prompt": "%s", "expected": ""}\n'
+        task = '{"kind": "a", "prompt": "%s", "expected": "c"}\n'
         with open(path, "w", encoding="utf-8") as file:
             file.write(task % "b" + task % ("b" * (1 << 24)))
         self.fails(run("eval", "tasks", MODEL, path), 1, "wrong.jsonl:2: the line is longer than 16777216 bytes")
         self.fails(run("eval", "tasks", MODEL, SCRATCH), 1, SCRATCH, "cannot be read")
+
+    def test_empty_lines_are_no_tasks(self):
+        path = os.path.join(SCRATCH, "spaced.jsonl")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write('\n{"kind": "a", "prompt": "Hello", "expected": "no such text"}\r\n\n')
+        counted = self.json_of(run("eval", "tasks", MODEL, path, "--max-tokens", "2", "--json"))
+        self.assertEqual(counted, {"a": {"n": 1, "correct": 0, "accuracy": 0.0}})
 
 
 if __name__ == "__main__":

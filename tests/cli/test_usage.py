@@ -62,6 +62,9 @@ class Usage(support.Test):
         self.fails(run("run", MODEL, "--max-tokens", ""), 2, 'not "";')
         self.fails(run("run", MODEL, ""), 2, 'too many: "";')
         self.fails(run("convert", MODEL), 2, "it takes SRC DST")
+        for wrong in ([MODEL, "--random"], [MODEL, "--shape", "gpt-oss-20b"], ["--shape", "gpt-oss-20b"], ["--random"], []):
+            with self.subTest(wrong):
+                self.fails(run("bench", "decode", *wrong), 2, "MODEL folder, or --shape NAME --random")
 
 
 class StandardFiles(support.Test):

@@ -164,6 +164,22 @@ class Model(support.unittest.TestCase):
         self.assertEqual(self.server.metric("kv_pages"), self.server.metric("kv_pages_free"))
 
 
+class Scripted(support.unittest.TestCase):
+    def test_offsets_of_a_completion_count_characters(self):
+        """So that they index the text: a token that goes on with a character is where that is."""
+        text = "naïve 🦀 日本x"
+        request = {"prompt": f"<|message|>{text}<|end|>", "logprobs": 1, "max_tokens": 60}
+        with scripted_server() as server:
+            whole = json.loads(server.request("/v1/completions", request)[2])["choices"][0]
+            events = [data["choices"][0]["logprobs"] for _, data in server.stream("/v1/completions", **request)[:-1]]
+        self.assertEqual(whole["text"], text)
+        for offsets in whole["logprobs"]["text_offset"], sum((logprobs["text_offset"] for logprobs in events if logprobs), []):
+            self.assertEqual(offsets[:4], [0, 1, 2, 2])
+            for token, offset in zip(whole["logprobs"]["tokens"], offsets):
+                self.assertTrue("\ufffd" in token or text[offset:].startswith(token), (token, offset))
+            self.assertEqual(offsets[-1], len(text) - 1)
+
+
 class Streams(support.unittest.TestCase):
     def test_items_of_odd_streams(self):
         with scripted_server() as server:
