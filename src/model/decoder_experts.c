@@ -11,9 +11,23 @@ struct part_names {
     const char *gate, *up, *down;
 };
 
+// Of the names before the expert's number or the fused tensor's own.
+static const char *expert_pattern(const struct nib_decoder *decoder, struct nib_checkpoint *checkpoint, int64_t l)
+{
+    const char *const *prefixes, *converted = decoder->names.converted_experts;
+    size_t count = 0;
+    if (converted && !nib_checkpoint_expert_prefixes(checkpoint, &prefixes, &count, NULL)) {
+        struct nib_tensor_name name = nib_decoder_name(decoder, converted, l, "");
+        for (size_t i = 0; i < count; i++)
+            if (strcmp(prefixes[i], name.text) == 0)
+                return converted;
+    }
+    return decoder->names.experts;
+}
+
 // The names in which this layer has experts that are not packed, if it has.
-static bool find_dense(const struct nib_decoder *decoder, const struct nib_checkpoint *checkpoint, int64_t layer,
-                       struct part_names *names)
+static bool find_dense(const struct nib_decoder *decoder, const struct nib_checkpoint *checkpoint,
+                       const char *pattern, int64_t layer, struct part_names *names)
 {
     const struct part_names candidates[] = {
         {decoder->names.expert_gate, decoder->names.expert_up, decoder->names.expert_down},
@@ -24,7 +38,7 @@ static bool find_dense(const struct nib_decoder *decoder, const struct nib_check
         char ending[64];
         snprintf(ending, sizeof ending, ".0.%s.weight", candidates[i].gate);
         const struct nib_tensor *tensor =
-            nib_checkpoint_peek(checkpoint, nib_decoder_name(decoder, decoder->names.experts, layer, ending).text);
+            nib_checkpoint_peek(checkpoint, nib_decoder_name(decoder, pattern, layer, ending).text);
         *names = candidates[i];
         if (tensor)
             return tensor->dtype != NIB_U8 && tensor->dtype != NIB_I8;
@@ -32,8 +46,9 @@ static bool find_dense(const struct nib_decoder *decoder, const struct nib_check
     return false;
 }
 
-static nib_status bind_dense_expert(struct nib_decoder *decoder, struct nib_checkpoint *checkpoint, int64_t l,
-                                    int64_t e, const struct part_names *names, struct nib_error *err)
+static nib_status bind_dense_expert(struct nib_decoder *decoder, struct nib_checkpoint *checkpoint,
+                                    const char *pattern, int64_t l, int64_t e, const struct part_names *names,
+                                    struct nib_error *err)
 {
     const struct nib_model_shape *shape = &decoder->base.shape;
     struct nib_decoder_layer *layer = &decoder->layers[l];
@@ -51,16 +66,15 @@ static nib_status bind_dense_expert(struct nib_decoder *decoder, struct nib_chec
     for (int i = 0; !status && i < 3; i++) {
         char ending[64];
         snprintf(ending, sizeof ending, ".%lld.%s", (long long)e, parts[i].name);
-        status = nib_bind_linear(&decoder->base, checkpoint,
-                                 nib_decoder_name(decoder, decoder->names.experts, l, ending).text, parts[i].rows,
-                                 parts[i].cols, false, parts[i].weight, parts[i].bias, err);
+        status = nib_bind_linear(&decoder->base, checkpoint, nib_decoder_name(decoder, pattern, l, ending).text,
+                                 parts[i].rows, parts[i].cols, false, parts[i].weight, parts[i].bias, err);
         layer->expert_bytes += nib_weight_bytes(parts[i].weight) + nib_weight_bytes(parts[i].bias);
     }
     return status;
 }
 
-static nib_status bind_dense(struct nib_decoder *decoder, struct nib_checkpoint *checkpoint, int64_t l,
-                             const struct part_names *names, struct nib_error *err)
+static nib_status bind_dense(struct nib_decoder *decoder, struct nib_checkpoint *checkpoint, const char *pattern,
+                             int64_t l, const struct part_names *names, struct nib_error *err)
 {
     struct nib_decoder_layer *layer = &decoder->layers[l];
     int64_t n = decoder->base.shape.n_experts;
@@ -69,7 +83,7 @@ static nib_status bind_dense(struct nib_decoder *decoder, struct nib_checkpoint 
         return nib_fail_memory(err, (unsigned long long)n * sizeof *layer->dense_experts, "experts");
     nib_status status = NIB_OK;
     for (int64_t e = 0; !status && e < n; e++)
-        status = bind_dense_expert(decoder, checkpoint, l, e, names, err);
+        status = bind_dense_expert(decoder, checkpoint, pattern, l, e, names, err);
     if (status)
         return status;
     snprintf(layer->expert_form, sizeof layer->expert_form, "%s, one by one",
@@ -78,30 +92,16 @@ static nib_status bind_dense(struct nib_decoder *decoder, struct nib_checkpoint 
                                              &layer->moe, err);
 }
 
-// Before the expert's number or the fused tensor's own name.
-static struct nib_tensor_name expert_prefix(const struct nib_decoder *decoder, struct nib_checkpoint *checkpoint,
-                                            int64_t l)
-{
-    const char *const *prefixes;
-    size_t count = 0;
-    if (decoder->names.converted_experts && !nib_checkpoint_expert_prefixes(checkpoint, &prefixes, &count, NULL)) {
-        struct nib_tensor_name converted = nib_decoder_name(decoder, decoder->names.converted_experts, l, "");
-        for (size_t i = 0; i < count; i++)
-            if (strcmp(prefixes[i], converted.text) == 0)
-                return converted;
-    }
-    return nib_decoder_name(decoder, decoder->names.experts, l, "");
-}
-
 nib_status nib_decoder_bind_experts(struct nib_decoder *decoder, struct nib_checkpoint *checkpoint, int64_t l,
                                     struct nib_error *err)
 {
     const struct nib_model_shape *shape = &decoder->base.shape;
     struct nib_decoder_layer *layer = &decoder->layers[l];
     struct part_names names;
-    if (find_dense(decoder, checkpoint, l, &names))
-        return bind_dense(decoder, checkpoint, l, &names, err);
-    struct nib_tensor_name prefix = expert_prefix(decoder, checkpoint, l);
+    const char *pattern = expert_pattern(decoder, checkpoint, l);
+    if (find_dense(decoder, checkpoint, pattern, l, &names))
+        return bind_dense(decoder, checkpoint, pattern, l, &names, err);
+    struct nib_tensor_name prefix = nib_decoder_name(decoder, pattern, l, "");
     nib_status status =
         nib_checkpoint_experts(checkpoint, prefix.text, decoder->gpt_oss_experts, &layer->experts, err);
     if (status)

@@ -281,7 +281,7 @@ class Forms(support.Test):
                     new[f"{target}mlp.{after}{written}"] = old[f"{source}mlp.experts.{before}{end}"]
         original = checkpoint.write("openai")
         self.succeeds(run("check", original, expected("gpt_oss"), *EXACT))
-        for form in ("fused", "per-expert"):
+        for form in ("fused", "per-expert", "fp8-channel"):
             with self.subTest(form):
                 target = os.path.join(SCRATCH, "openai-converted")
                 shutil.rmtree(target, ignore_errors=True)
