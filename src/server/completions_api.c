@@ -107,6 +107,13 @@ static const struct nib_reply_format completion_format = {NULL, stream_delta, st
 
 // ---- reading ----
 
+static bool no_prompt(const struct nib_generation *g, const struct nib_fields *fields, const char *code)
+{
+    return nib_field_fail(fields, "prompt", code,
+                          "'prompt' must be a string, an array of token ids from 0 to %d, or an array of either.",
+                          g->server->backend.vocab - 1);
+}
+
 static bool read_ids(struct nib_generation *g, const struct nib_fields *fields, const json_t *ids)
 {
     const json_t *item;
@@ -115,32 +122,40 @@ static bool read_ids(struct nib_generation *g, const struct nib_fields *fields, 
     {
         json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
         if (id < 0 || id >= g->server->backend.vocab)
-            return nib_field_fail(fields, "prompt", "invalid_value",
-                                  "'prompt' must be a string or an array of token ids from 0 to %d.",
-                                  g->server->backend.vocab - 1);
+            return no_prompt(g, fields, "invalid_value");
         if (nib_token_list_add(&g->prompt, (int32_t)id, NULL))
             return nib_api_fail(fields->error, 500, NULL, NULL, "out of memory");
     }
     return true;
 }
 
-// A string, in which control tokens count, or ids; one of either may stand in an array.
-static bool read_prompt(struct nib_generation *g, const struct nib_fields *fields)
+// A string, in which control tokens count, or ids.
+static bool read_prompt(struct nib_generation *g, const struct nib_fields *fields, const json_t *prompt)
 {
-    const json_t *prompt = nib_field(fields, "prompt");
     struct nib_error err;
-    if (!nib_field_require(fields, "prompt"))
-        return false;
-    if (json_is_array(prompt) && json_array_size(prompt) == 1 && !json_is_integer(json_array_get(prompt, 0)))
-        prompt = json_array_get(prompt, 0);
     if (json_is_array(prompt))
         return read_ids(g, fields, prompt);
     if (!json_is_string(prompt))
-        return nib_field_fail(fields, "prompt", "invalid_type",
-                              "'prompt' must be a string or an array of token ids.");
+        return no_prompt(g, fields, "invalid_type");
     nib_status status = nib_tokenizer_encode(g->server->tokenizer, json_string_value(prompt),
                                              json_string_length(prompt), NIB_ENCODE_SPECIAL, &g->prompt, &err);
     return !status || nib_api_fail_status(fields->error, "prompt", &err);
+}
+
+static bool read_prompts(struct nib_generation *g, const struct nib_fields *fields)
+{
+    const json_t *prompt = nib_field(fields, "prompt"), *first = json_array_get(prompt, 0), *one;
+    size_t i;
+    if (!nib_field_require(fields, "prompt"))
+        return false;
+    if (!json_is_string(first) && !json_is_array(first))
+        return read_prompt(g, fields, prompt);
+    json_array_foreach((json_t *)prompt, i, one)
+    {
+        if (!read_prompt(g, fields, one) || !nib_generation_end_prompt(g, fields->error))
+            return false;
+    }
+    return true;
 }
 
 static bool read_request(struct nib_generation *g, const struct nib_fields *fields)
@@ -150,8 +165,8 @@ static bool read_request(struct nib_generation *g, const struct nib_fields *fiel
     bool echo = false;
     int64_t most = INT32_MAX, best_of = 1, logprobs = -1;
     struct nib_text suffix = {0};
-    if (!nib_generation_only(fields, own, ignored) || !nib_generation_read(g, fields) || !read_prompt(g, fields) ||
-        !nib_field_int(fields, "max_tokens", 1, most, &g->max_tokens) ||
+    if (!nib_generation_only(fields, own, ignored) || !nib_generation_read(g, fields) ||
+        !read_prompts(g, fields) || !nib_field_int(fields, "max_tokens", 1, most, &g->max_tokens) ||
         !nib_field_int(fields, "logprobs", 0, NIB_MAX_TOP_LOGPROBS, &logprobs) ||
         !nib_field_bool(fields, "echo", &echo) || !nib_field_text(fields, "suffix", &suffix) ||
         !nib_field_int(fields, "best_of", 1, 20, &best_of))

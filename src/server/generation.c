@@ -7,7 +7,8 @@
 
 #include "base/error.h"
 
-#define MAX_CHOICES 16
+#define MAX_CHOICES 16 // of a prompt
+#define MAX_JOBS 1024  // of a request
 
 // ---- life ----
 
@@ -32,6 +33,7 @@ static void free_generation(void *work)
         free_choice(&g->choices[i]);
     free(g->choices);
     nib_token_list_free(&g->prompt);
+    free(g->ends);
     free(g->bias);
     free(g->branches);
     if (g->free_state)
@@ -65,6 +67,7 @@ struct nib_generation *nib_generation_create(struct nib_server *server, struct n
         .id = nib_make_id(id_prefix),
         .created = (long)time(NULL),
         .n = 1,
+        .n_prompts = 1,
         .max_tokens = server->options.max_tokens,
         .top_logprobs = 0,
         .temperature = (double)sampling->temperature,
@@ -323,8 +326,7 @@ static bool on_event(struct nib_job *job, const struct nib_event *event)
 {
     struct nib_choice *choice = (struct nib_choice *)job; // its first member
     bool more = true;
-    if (choice->index == 0)
-        choice->generation->cached_tokens = event->cached_tokens;
+    choice->cached_tokens = event->cached_tokens;
     if (event->has_token) {
         choice->generated = event->generated_tokens;
         begin_choice(choice);
@@ -348,11 +350,33 @@ static nib_status add_stops(struct nib_assembler *assembler, const json_t *stop,
     return status;
 }
 
-static struct nib_request request_of(const struct nib_generation *g, uint64_t seed)
+bool nib_generation_end_prompt(struct nib_generation *g, struct nib_api_error *error)
+{
+    size_t *ends = realloc(g->ends, (g->n_prompts + 1) * sizeof *ends);
+    if (!ends)
+        return nib_api_fail(error, 500, NULL, NULL, "out of memory");
+    g->n_prompts = g->ends ? g->n_prompts + 1 : 1;
+    g->ends = ends;
+    ends[g->n_prompts - 1] = g->prompt.count;
+    return true;
+}
+
+struct prompt {
+    const int32_t *ids; /* [count] */
+    size_t count;
+};
+
+static struct prompt prompt_at(const struct nib_generation *g, size_t index)
+{
+    size_t begin = index ? g->ends[index - 1] : 0, end = g->ends ? g->ends[index] : g->prompt.count;
+    return (struct prompt){g->prompt.ids + begin, end - begin};
+}
+
+static struct nib_request request_of(const struct nib_generation *g, struct prompt prompt, uint64_t seed)
 {
     return (struct nib_request){
-        .prompt = g->prompt.ids,
-        .n_prompt = (int32_t)g->prompt.count,
+        .prompt = prompt.ids,
+        .n_prompt = (int32_t)prompt.count,
         .max_tokens = (int32_t)g->max_tokens,
         .sampling = {.temperature = (float)g->temperature,
                      .top_k = (int32_t)g->top_k,
@@ -385,12 +409,16 @@ static nib_status guide_choice(struct nib_choice *choice, struct nib_error *err)
     return NIB_OK;
 }
 
+// The choices of a prompt follow each other, with seeds as if it were alone.
 static nib_status init_choice(struct nib_generation *g, int index, uint64_t seed, struct nib_error *err)
 {
     struct nib_choice *choice = &g->choices[index];
+    int64_t of_each = g->n / (int64_t)g->n_prompts;
+    struct prompt prompt = prompt_at(g, (size_t)(index / of_each));
     choice->generation = g;
     choice->index = index;
-    choice->job = (struct nib_job){.request = request_of(g, seed), .on_event = on_event};
+    choice->job = (struct nib_job){.request = request_of(g, prompt, seed + (uint64_t)(index % of_each)),
+                                   .on_event = on_event};
     choice->logprobs = json_array();
     nib_status status = nib_assembler_init(&choice->assembler, g->chat ? g->server->chat : NULL,
                                            g->server->tokenizer, on_delta, choice, err);
@@ -404,24 +432,38 @@ static nib_status init_choice(struct nib_generation *g, int index, uint64_t seed
     return status ? status : add_stops(&choice->assembler, g->stop, err);
 }
 
-static bool check_length(const struct nib_generation *g, const char *prompt_field, struct nib_api_error *error)
+static bool check_lengths(const struct nib_generation *g, const char *prompt_field, struct nib_api_error *error)
 {
     size_t context = (size_t)g->server->backend.context;
-    if (g->prompt.count < 1)
-        return nib_api_fail(error, 400, "invalid_value", prompt_field, "'%s' is empty.", prompt_field);
-    if (g->prompt.count < context)
-        return true;
-    return nib_api_fail(error, 400, "context_length_exceeded", prompt_field,
-                        "The prompt has %zu tokens; the context holds %zu, the answer included.", g->prompt.count,
-                        context);
+    for (size_t i = 0; i < g->n_prompts; i++) {
+        size_t count = prompt_at(g, i).count;
+        if (count < 1)
+            return nib_api_fail(error, 400, "invalid_value", prompt_field, "'%s' is empty.", prompt_field);
+        if (count >= context)
+            return nib_api_fail(error, 400, "context_length_exceeded", prompt_field,
+                                "The prompt has %zu tokens; the context holds %zu, the answer included.", count,
+                                context);
+    }
+    return true;
+}
+
+// More answers than ever run and wait at the same time would be refused for ever.
+static bool check_count(const struct nib_generation *g, const char *prompt_field, struct nib_api_error *error)
+{
+    int64_t most = g->server->options.queue + g->server->backend.max_sequences;
+    most = most < MAX_JOBS ? most : MAX_JOBS;
+    return g->n <= most || nib_api_fail(error, 400, "invalid_value", g->n_prompts > 1 ? prompt_field : "n",
+                                        "The request asks for %lld answers; this server takes %lld at a time.",
+                                        (long long)g->n, (long long)most);
 }
 
 bool nib_generation_submit(struct nib_generation *g, const char *prompt_field, struct nib_api_error *error)
 {
-    struct nib_job *jobs[MAX_CHOICES];
+    struct nib_job *jobs[MAX_JOBS];
     struct nib_error err;
     uint64_t seed = (uint64_t)g->seed;
-    if (!check_length(g, prompt_field, error))
+    g->n *= (int64_t)g->n_prompts;
+    if (!check_lengths(g, prompt_field, error) || !check_count(g, prompt_field, error))
         return false;
     if (!g->has_seed && getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed)
         seed = (uint64_t)g->created;
@@ -430,7 +472,7 @@ bool nib_generation_submit(struct nib_generation *g, const char *prompt_field, s
     if (!g->choices)
         status = nib_fail_memory(&err, (unsigned long long)g->n * sizeof *g->choices, "an answer");
     for (int i = 0; !status && i < g->n; i++) {
-        status = init_choice(g, i, seed + (uint64_t)i, &err);
+        status = init_choice(g, i, seed, &err);
         jobs[i] = &g->choices[i].job;
     }
     if (status)
@@ -470,11 +512,20 @@ int64_t nib_generation_reasoning_tokens(const struct nib_generation *g)
     return tokens;
 }
 
+int64_t nib_generation_cached_tokens(const struct nib_generation *g)
+{
+    int64_t tokens = 0, of_each = g->n / (int64_t)g->n_prompts;
+    for (int64_t i = 0; i < g->n; i += of_each)
+        tokens += g->choices[i].cached_tokens;
+    return tokens;
+}
+
 json_t *nib_generation_usage(const struct nib_generation *g)
 {
     int64_t prompt = (int64_t)g->prompt.count, completion = nib_generation_completion_tokens(g);
-    return json_pack("{s:I, s:I, s:I, s:{s:i}, s:{s:I}}", "prompt_tokens", (json_int_t)prompt, "completion_tokens",
+    return json_pack("{s:I, s:I, s:I, s:{s:I}, s:{s:I}}", "prompt_tokens", (json_int_t)prompt, "completion_tokens",
                      (json_int_t)completion, "total_tokens", (json_int_t)(prompt + completion),
-                     "prompt_tokens_details", "cached_tokens", (int)g->cached_tokens, "completion_tokens_details",
-                     "reasoning_tokens", (json_int_t)nib_generation_reasoning_tokens(g));
+                     "prompt_tokens_details", "cached_tokens", (json_int_t)nib_generation_cached_tokens(g),
+                     "completion_tokens_details", "reasoning_tokens",
+                     (json_int_t)nib_generation_reasoning_tokens(g));
 }

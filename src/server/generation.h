@@ -18,7 +18,7 @@ struct nib_choice {
     struct nib_assembler assembler;
     struct nib_guide *guide; // NULL: the model writes what it likes
     const char *finish_reason;
-    int32_t generated;
+    int32_t generated, cached_tokens;
     struct nib_bytes content, reasoning; // so far
     size_t characters;                   // of the content, where the API's reply counts them
     struct nib_called {
@@ -51,13 +51,16 @@ struct nib_generation {
     bool chat; // the answer is read as a chat's
     // What the request asks for.
     bool stream, include_usage, logprobs;
-    int64_t n, max_tokens, top_logprobs, seed;
+    int64_t n; // choices; from the submit on, of all prompts together
+    int64_t max_tokens, top_logprobs, seed;
     bool has_seed;
     double temperature, top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty;
     int64_t top_k;
     const json_t *stop; // validated
     bool tools_offered, one_call;
-    struct nib_token_list prompt;
+    struct nib_token_list prompt; // all of them, one behind the other
+    size_t *ends;                 /* [n_prompts] where each ends; NULL: there is one prompt */
+    size_t n_prompts;
     struct nib_logit_bias *bias; /* [n_bias] */
     int32_t n_bias;
     // What may be written; needed until the submit. No branches: anything.
@@ -70,7 +73,6 @@ struct nib_generation {
     // Under way.
     struct nib_choice *choices; /* [n] */
     int unfinished;
-    int32_t cached_tokens;
     struct nib_error error; // of the first choice that failed
 };
 
@@ -79,6 +81,9 @@ struct nib_generation {
 struct nib_generation *nib_generation_create(struct nib_server *server, struct nib_exchange *exchange,
                                              const struct nib_reply_format *format, json_t *body,
                                              const char *id_prefix);
+
+// Ends one of several prompts where the tokens end now; false when memory is out.
+bool nib_generation_end_prompt(struct nib_generation *generation, struct nib_api_error *error);
 
 // Reads what all APIs call by the same names: model, stream, stream_options, temperature, top_p, top_k, min_p, seed, stop,
 // n, penalties, logit_bias.
@@ -100,6 +105,7 @@ bool nib_generation_submit(struct nib_generation *generation, const char *prompt
 
 int64_t nib_generation_completion_tokens(const struct nib_generation *generation);
 int64_t nib_generation_reasoning_tokens(const struct nib_generation *generation);
+int64_t nib_generation_cached_tokens(const struct nib_generation *generation); // of the prompts
 // OpenAI's "usage" of chats and completions.
 json_t *nib_generation_usage(const struct nib_generation *generation);
 

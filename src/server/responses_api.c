@@ -44,10 +44,10 @@ static json_t *or_null(const struct nib_generation *g, const char *name)
 static json_t *usage_json(const struct nib_generation *g)
 {
     json_int_t input = (json_int_t)g->prompt.count, output = (json_int_t)nib_generation_completion_tokens(g);
-    return json_pack("{s:I, s:{s:i}, s:I, s:{s:I}, s:I}", "input_tokens", input, "input_tokens_details",
-                     "cached_tokens", (int)g->cached_tokens, "output_tokens", output, "output_tokens_details",
-                     "reasoning_tokens", (json_int_t)nib_generation_reasoning_tokens(g), "total_tokens",
-                     input + output);
+    return json_pack("{s:I, s:{s:I}, s:I, s:{s:I}, s:I}", "input_tokens", input, "input_tokens_details",
+                     "cached_tokens", (json_int_t)nib_generation_cached_tokens(g), "output_tokens", output,
+                     "output_tokens_details", "reasoning_tokens", (json_int_t)nib_generation_reasoning_tokens(g),
+                     "total_tokens", input + output);
 }
 
 static json_t *response_json(const struct nib_generation *g, const char *status)

@@ -41,6 +41,33 @@ class Model(support.unittest.TestCase):
         self.assertEqual([t for c in chunks if c.choices[0].logprobs for t in c.choices[0].logprobs.tokens], whole.choices[0].logprobs.tokens)
         self.assertEqual(chunks[-1].choices[0].finish_reason, whole.choices[0].finish_reason)
 
+    def test_several_prompts(self):
+        """Each gets what it gets alone, with the same seed; the choices of a prompt follow each other."""
+        prompts, fields = ["The weather in", "Once upon a time", "The weather in"], {"temperature": 1, "seed": 7, "n": 2, "max_tokens": 12}
+        ids = [json.loads(self.server.request("/tokenize", {"prompt": prompt})[2])["tokens"] for prompt in prompts]
+        alone = [[choice.text for choice in self.complete(prompt, **fields).choices] for prompt in prompts]
+        self.assertNotEqual(alone[0], alone[1])
+        for several in prompts, ids, [prompts[0], *ids[1:]]:
+            together = self.complete(several, **fields)
+            self.assertEqual([choice.text for choice in together.choices], sum(alone, []))
+            self.assertEqual([choice.index for choice in together.choices], list(range(6)))
+            self.assertEqual(together.usage.prompt_tokens, sum(map(len, ids)))
+            self.assertLessEqual(together.usage.prompt_tokens_details.cached_tokens, together.usage.prompt_tokens)
+        texts = [""] * 6
+        for chunk in self.complete(prompts, **fields, stream=True):
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+        self.assertEqual(texts, sum(alone, []))
+
+    def test_several_prompts_are_each_checked(self):
+        for prompts, word in ((["x", ""], "empty"), ([[1], []], "empty"), ([], "empty"), (["x", 5], "array of either"), ([[1], [99999]], "5119"),
+                              ([1, "x"], "array of either"), ([["x"]], "array of either"), (["x", "word " * 9000], "9001 tokens"),
+                              (["x"] * 69, "69 answers; this server takes 68")):
+            with self.subTest(str(prompts)[:40]):
+                status, _, text = self.server.request("/v1/completions", {"prompt": prompts, "max_tokens": 1})
+                error = json.loads(text)["error"]
+                self.assertEqual((status, error["param"]), (400, "prompt"), text)
+                self.assertIn(word, error["message"])
+
     def test_completion_errors(self):
         for body, param in (({}, "prompt"), ({"prompt": 1}, "prompt"), ({"prompt": [1, -1]}, "prompt"), ({"prompt": ""}, "prompt"),
                             ({"prompt": "x", "echo": True}, "echo"), ({"prompt": "x", "messages": []}, "messages")):

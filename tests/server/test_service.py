@@ -146,6 +146,14 @@ class Errors(support.unittest.TestCase):
 
 
 class Load(support.unittest.TestCase):
+    def test_more_answers_than_there_is_room_for_are_a_400(self):
+        """A 429 would have the client try again for ever."""
+        with scripted_server(parallel=1, queue=2) as server:
+            for n, expected in ((3, 200), (4, 400)):
+                status, _, text = server.request("/v1/chat/completions", {"messages": user(SHORT), "n": n})
+                self.assertEqual(status, expected, text)
+            self.assertEqual(json.loads(text)["error"]["param"], "n")
+
     def test_full_queue_is_a_429(self):
         with scripted_server(parallel=1, queue=1, step_us=2000) as server:
             waiting = [raw(server, chat_bytes({"messages": user(LONG), "stream": True})) for _ in range(2)]
