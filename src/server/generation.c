@@ -369,7 +369,7 @@ struct prompt {
 static struct prompt prompt_at(const struct nib_generation *g, size_t index)
 {
     size_t begin = index ? g->ends[index - 1] : 0, end = g->ends ? g->ends[index] : g->prompt.count;
-    return (struct prompt){g->prompt.ids + begin, end - begin};
+    return (struct prompt){begin ? g->prompt.ids + begin : g->prompt.ids, end - begin}; // which may be NULL
 }
 
 static struct nib_request request_of(const struct nib_generation *g, struct prompt prompt, uint64_t seed)
