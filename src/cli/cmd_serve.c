@@ -1,8 +1,10 @@
 // nibble serve: the model in a checkpoint folder as an OpenAI-compatible server.
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -77,13 +79,15 @@ static nib_status serve(struct serve *s, sigset_t *signals, struct nib_error *er
     return status;
 }
 
-// The last part of a path, slashes at its end or not.
-static const char *folder_name(const char *path, char *name /* [size] */, size_t size)
+// The last part of a path, slashes at its end or not; of the folder itself where that is "." or "..".
+static const char *folder_name(const char *path, char *name /* [PATH_MAX] */)
 {
-    snprintf(name, size, "%s", path);
+    snprintf(name, PATH_MAX, "%s", path);
     for (size_t end = strlen(name); end > 1 && name[end - 1] == '/'; end--)
         name[end - 1] = 0;
-    return nib_path_base(name);
+    const char *base = nib_path_base(name);
+    bool dots = strcmp(base, ".") == 0 || strcmp(base, "..") == 0;
+    return dots && realpath(path, name) ? nib_path_base(name) : base;
 }
 
 // A day that there is, written as in 2025-06-28.
@@ -163,9 +167,9 @@ int cmd_serve(int argc, char **argv)
     }
     s.session.prefix_cache = !no_prefix_cache;
     o->port = (int)s.port;
-    char name[256];
+    char name[PATH_MAX];
     if (!o->model_name)
-        o->model_name = folder_name(s.model, name, sizeof name);
+        o->model_name = folder_name(s.model, name);
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);

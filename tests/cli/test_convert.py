@@ -6,6 +6,7 @@ import math
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
 import struct
@@ -248,6 +249,13 @@ class Interrupted(Folders):
             self.succeeds(self.faulty("short", fault))
             self.assertEqual(content(self.path("short")), expected)
             shutil.rmtree(self.path("short"))
+
+    def test_a_limit_on_file_sizes(self):
+        command = shlex.join([NIBBLE, "convert", MODEL, self.path("limited"), "--to", "fused"])
+        process = subprocess.run(["sh", "-c", f"ulimit -f 8000; exec {command}"], capture_output=True, text=True, timeout=60)
+        self.fails(process, 1, "model.safetensors.part", "File too large")
+        self.succeeds(self.convert(MODEL, "limited", "--to", "fused", "--resume"))
+        self.proven(MODEL, "limited")
 
     def test_a_full_disk(self):
         disk = self.path("disk")

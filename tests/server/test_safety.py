@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -38,6 +39,16 @@ class Safety(support.unittest.TestCase):
             self.assertEqual(status(None, "/v1/models/tiny-gpt-oss"), 401)
             proxy = {"Authorization": "Bearer second-key", "Host": "nibble.example", "Origin": "https://nibble.example"}
             self.assertEqual(server.request("/v1/models", headers=proxy)[0], 200, "a page that knows a key is no stranger's")
+
+    def test_the_name_is_the_folders(self):
+        copy = os.path.join(SCRATCH, "named", "model")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(MODEL, copy)
+        os.mkdir(os.path.join(copy, "below"))
+        for here, model, name in ((MODEL, ".", "tiny-gpt-oss"), (os.path.join(copy, "below"), "..", "model"), ("/", copy + "//", "model"),
+                                  ("/", os.path.join(copy, "below", ".."), "model")):
+            with self.subTest(model), support.Server("env", "-C", here, os.path.abspath(NIBBLE), "serve", model, "--port", 0) as server:
+                self.assertEqual(json.loads(server.request("/v1/models")[2])["data"][0]["id"], name)
 
     def test_tls(self):
         certificate, key = os.path.join(SCRATCH, "server_cert.pem"), os.path.join(SCRATCH, "server_key.pem")
