@@ -333,6 +333,7 @@ int cmd_bench_decode(int argc, char **argv)
     struct nib_engine_options options = engine_options(&w, &d);
     if (!status)
         status = nib_engine_open(w.shape ? synthetic.folder : w.model, &options, &bench->engine, &err);
+    synthetic_remove(&synthetic); // the weights stay mapped; no Ctrl-C leaves the folder behind
     if (!status)
         status = measure(&d, w.streams, w.n_streams, &err);
     if (!status)
@@ -342,6 +343,5 @@ int cmd_bench_decode(int argc, char **argv)
     if (status)
         code = report_error(&err);
     nib_engine_close(bench->engine);
-    synthetic_remove(&synthetic);
     return code;
 }
