@@ -34,11 +34,12 @@ enum nib_form {
 const char *nib_form_name(enum nib_form form);             // "fused", "per-expert", "fp8-channel", …
 bool nib_form_find(const char *name, enum nib_form *form); // false: there is none of that name
 
-// How per-expert MXFP4 tensors are called.
+// How per-expert MXFP4 tensors are called. gate_proj, up_proj and down_proj stand for what the family says: those, or w1,
+// w3 and w2 below block_sparse_moe (MiniMax) and ffn (DeepSeek).
 enum nib_expert_names {
     NIB_NAMES_QUARK,              // E.gate_proj.weight U8, E.gate_proj.weight_scale U8
-    NIB_NAMES_COMPRESSED_TENSORS, // E.w1.weight_packed U8, E.w1.weight_scale U8 (w1 gate, w3 up, w2 down)
-    NIB_NAMES_DEEPSEEK,           // E.w1.weight I8, E.w1.scale F8_E8M0
+    NIB_NAMES_COMPRESSED_TENSORS, // E.gate_proj.weight_packed U8, E.gate_proj.weight_scale U8
+    NIB_NAMES_DEEPSEEK,           // E.w1.weight I8, E.w1.scale F8_E8M0, whatever the family
     NIB_NAMES_COUNT
 };
 

@@ -54,16 +54,25 @@ static nib_status add_stack(struct nib_plan *plan, const struct nib_group *group
 // ---- Per expert ----
 
 struct spelling {
-    const char *projections[NIB_PART_COUNT];
     const char *weight, *scale;
     enum nib_dtype weight_dtype, scale_dtype;
 };
 
 static const struct spelling spellings[NIB_NAMES_COUNT] = {
-    [NIB_NAMES_QUARK] = {{"gate_proj", "up_proj", "down_proj"}, "weight", "weight_scale", NIB_U8, NIB_U8},
-    [NIB_NAMES_COMPRESSED_TENSORS] = {{"w1", "w3", "w2"}, "weight_packed", "weight_scale", NIB_U8, NIB_U8},
-    [NIB_NAMES_DEEPSEEK] = {{"w1", "w3", "w2"}, "weight", "scale", NIB_I8, NIB_F8_E8M0},
+    [NIB_NAMES_QUARK] = {"weight", "weight_scale", NIB_U8, NIB_U8},
+    [NIB_NAMES_COMPRESSED_TENSORS] = {"weight_packed", "weight_scale", NIB_U8, NIB_U8},
+    [NIB_NAMES_DEEPSEEK] = {"weight", "scale", NIB_I8, NIB_F8_E8M0},
 };
+
+// What a model calls an expert's matrices goes with what it calls the layer around them, whoever wrote the checkpoint;
+// DeepSeek's form is that of one model.
+static const char *projection_name(const struct nib_group *group, const struct spelling *names, enum nib_part part)
+{
+    static const char *const spelt[NIB_PART_COUNT] = {"gate_proj", "up_proj", "down_proj"};
+    static const char *const numbered[NIB_PART_COUNT] = {"w1", "w3", "w2"};
+    bool deepseek = names == &spellings[NIB_NAMES_DEEPSEEK] || strstr(group->prefix, ".ffn.");
+    return (deepseek || strstr(group->prefix, ".block_sparse_moe.") ? numbered : spelt)[part];
+}
 
 static nib_status add_packed(struct nib_unit *unit, const char *name, const struct spelling *names,
                              struct nib_error *err)
@@ -110,7 +119,7 @@ static nib_status add_single(struct nib_plan *plan, const struct nib_group *grou
     const struct spelling *names = &spellings[packed ? plan->options.names : NIB_NAMES_QUARK];
     char name[1400];
     snprintf(name, sizeof name, "%s%s.%lld.%s", group->prefix, folder_of(group->prefix), (long long)expert,
-             names->projections[part]);
+             projection_name(group, names, part));
     unit->matrix = &group->experts[expert][part];
     unit->rows = unit->matrix->rows;
     unit->cols = unit->matrix->cols;

@@ -150,36 +150,60 @@ struct dialect {
 
 static const struct dialect packed_dialects[] = {
     {{"gate_proj", "up_proj", "down_proj"}, "weight", "weight_scale", NIB_U8, NIB_U8, 2, 32, NIB_CHECK_CODES},
+    {{"w1", "w3", "w2"}, "weight", "weight_scale", NIB_U8, NIB_U8, 2, 32, NIB_CHECK_CODES},
+    {{"gate_proj", "up_proj", "down_proj"},
+     "weight_packed",
+     "weight_scale",
+     NIB_U8,
+     NIB_U8,
+     2,
+     32,
+     NIB_CHECK_CODES},
     {{"w1", "w3", "w2"}, "weight_packed", "weight_scale", NIB_U8, NIB_U8, 2, 32, NIB_CHECK_CODES},
     {{"w1", "w3", "w2"}, "weight", "scale", NIB_I8, NIB_F8_E8M0, 2, 32, NIB_CHECK_CODES},
 };
-static const struct dialect fp8_dialect = {
-    {"gate_proj", "up_proj", "down_proj"}, "weight", "weight_scale", NIB_F8_E4M3, NIB_F32, 1, 0, NIB_CHECK_FP8};
-static const struct dialect int4_dialect = {{"gate_proj", "up_proj", "down_proj"},
-                                            "weight_packed",
-                                            "weight_scale",
-                                            NIB_I32,
-                                            NIB_BF16,
-                                            8,
-                                            32,
-                                            NIB_CHECK_INT4};
+static const struct dialect fp8_dialects[] = {
+    {{"gate_proj", "up_proj", "down_proj"}, "weight", "weight_scale", NIB_F8_E4M3, NIB_F32, 1, 0, NIB_CHECK_FP8},
+    {{"w1", "w3", "w2"}, "weight", "weight_scale", NIB_F8_E4M3, NIB_F32, 1, 0, NIB_CHECK_FP8},
+};
+static const struct dialect int4_dialects[] = {
+    {{"gate_proj", "up_proj", "down_proj"},
+     "weight_packed",
+     "weight_scale",
+     NIB_I32,
+     NIB_BF16,
+     8,
+     32,
+     NIB_CHECK_INT4},
+    {{"w1", "w3", "w2"}, "weight_packed", "weight_scale", NIB_I32, NIB_BF16, 8, 32, NIB_CHECK_INT4},
+};
 
-// Which names the destination uses for packed experts: those of expert 0's gate.
+static bool has_gate(const struct nib_verifier *v, const struct nib_group *group, const struct dialect *dialect,
+                     const char *ending)
+{
+    char folder[NAME_BYTES], name[NAME_BYTES + 64];
+    experts_folder(folder, group->prefix);
+    snprintf(name, sizeof name, "%s.0.%s.%s", folder, dialect->projections[0], ending);
+    return nib_checkpoint_peek(v->destination, name) != NULL;
+}
+
+// Which names the destination uses: those of expert 0's gate, or of its scale where the weight is missing.
 static const struct dialect *find_dialect(const struct nib_verifier *v, const struct nib_group *group)
 {
-    if (v->form == NIB_FORM_FP8_CHANNEL)
-        return &fp8_dialect;
-    if (v->form == NIB_FORM_INT4_G32)
-        return &int4_dialect;
-    for (size_t i = 0; i < sizeof packed_dialects / sizeof *packed_dialects; i++) {
-        char folder[NAME_BYTES], name[NAME_BYTES + 64];
-        experts_folder(folder, group->prefix);
-        snprintf(name, sizeof name, "%s.0.%s.%s", folder, packed_dialects[i].projections[0],
-                 packed_dialects[i].scale);
-        if (nib_checkpoint_peek(v->destination, name))
-            return &packed_dialects[i];
+    const struct dialect *list = packed_dialects, *found = NULL;
+    size_t count = sizeof packed_dialects / sizeof *packed_dialects;
+    if (v->form == NIB_FORM_FP8_CHANNEL || v->form == NIB_FORM_INT4_G32) {
+        list = v->form == NIB_FORM_FP8_CHANNEL ? fp8_dialects : int4_dialects;
+        count = 2;
     }
-    return &packed_dialects[0];
+    for (const struct dialect *dialect = list; dialect < list + count; dialect++) {
+        if (!has_gate(v, group, dialect, dialect->scale))
+            continue;
+        if (has_gate(v, group, dialect, dialect->weight))
+            return dialect;
+        found = found ? found : dialect;
+    }
+    return found ? found : list;
 }
 
 static void check_shape_tensor(struct nib_verifier *v, const char *name, const struct nib_matrix *source)

@@ -151,11 +151,13 @@ static const char *wanted_text(const struct nib_verifier *v, const char **list)
     *list = "modules_to_not_convert";
     if (v->fused)
         return fused_text;
-    for (size_t i = 0; i < nib_checkpoint_count(v->destination); i++)
-        if (strstr(nib_checkpoint_at(v->destination, i)->name, ".w1.weight_packed")) {
+    for (size_t i = 0; i < nib_checkpoint_count(v->destination); i++) {
+        const char *name = nib_checkpoint_at(v->destination, i)->name; // expert 0 has a number before its gate
+        if (strstr(name, ".0.w1.weight_packed") || strstr(name, ".0.gate_proj.weight_packed")) {
             *list = "ignore";
             return mxfp4_packed_text;
         }
+    }
     *list = "exclude";
     return quark_text;
 }
