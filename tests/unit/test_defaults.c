@@ -245,7 +245,7 @@ static void llama3_stretches_long_waves(void **state)
     for (int i = 0; i < 8; i++) {
         double whole = pow(10000, -i / 8.0), turns = 64 * whole / 6.283185307179586;
         double keep = turns > 4 ? 1 : turns < 1 ? 0 : (turns - 1) / 3;
-        assert_float_equal(inv_freq[i] / whole, keep + (1 - keep) / 8, 1e-5);
+        assert_float_equal((float)(inv_freq[i] / whole), (float)(keep + (1 - keep) / 8), 1e-5);
     }
     assert_true(scale == 1.0f);
     nib_config_free(config);
