@@ -13,8 +13,8 @@ struct nib_logit_rules {
         int32_t token, count;
     } * said; /* [n_said] tokens generated so far, only counted when there is a penalty */
     size_t n_said, said_capacity;
-    uint32_t
-        *seen; /* [(vocab + 31) / 32] bits of tokens in prompt and answer; NULL without a repetition penalty */
+    // Bits of the tokens in prompt and answer; NULL without a repetition penalty.
+    uint32_t *seen; /* [(vocab + 31) / 32] */
 };
 
 // NIB_ERR_ARGUMENT names the rule that cannot be kept.
