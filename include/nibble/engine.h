@@ -56,7 +56,7 @@ struct nib_memory_plan {
 enum nib_precision {
     NIB_PRECISION_AUTO, // exact below NIB_EXACT_BELOW bytes of weights, else fast
     NIB_PRECISION_FAST, // bf16 activations and cache, fp32 sums
-    NIB_PRECISION_EXACT, // fp32 activations, cached rows as two bf16 parts (16 bits): twice the cache, slower prefill
+    NIB_PRECISION_EXACT, // fp32 activations (16 bits in experts on avx2), cached rows as two bf16 parts: twice the cache
 };
 
 #define NIB_EXACT_BELOW ((uint64_t)64 << 20)

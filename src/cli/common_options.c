@@ -24,7 +24,7 @@ struct nib_option option_precision(const char **precision)
                                NIB_OPTION_CHOICE,
                                precision,
                                "auto|fast|exact",
-                               "bf16 activations and cache, or none rounded; auto: exact if small",
+                               "bf16 activations and cache, or exact (avx2 experts 16 bits); auto: exact if small",
                                0,
                                0};
 }
