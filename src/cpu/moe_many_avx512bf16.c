@@ -1,6 +1,6 @@
 // AVX-512 BF16 for many activation rows, as in prefill: four weight rows at a time are unpacked to bf16, a panel that stays in
-// L1, and every activation row meets them there. Meanwhile the next four are unpacked into a second panel: a little between
-// two chunks, which costs nothing, for vdpbf16ps leaves the pipes that it takes idle. Sums are the same bits as for few rows.
+// L1, and every activation row meets them there. Meanwhile the next four are unpacked into a second panel, a little between
+// two chunks, mostly on pipes that vdpbf16ps leaves idle. Sums are the same bits as for few rows.
 #include "cpu/moe_avx512bf16.h"
 
 #define PANEL_CHUNKS 8
