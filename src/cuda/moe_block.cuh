@@ -11,33 +11,48 @@ constexpr int multiply_warps = NIB_MOE_MULTIPLY_WARPS;
 constexpr int finish_warps = NIB_MOE_FINISH_WARPS;
 constexpr int producer_warps = NIB_MOE_PRODUCER_WARPS;
 constexpr int max_stages = NIB_MOE_MAX_STAGES;
+constexpr int max_slots = NIB_MOE_MAX_SLOTS;
 
-// The tiles of one product that this block takes: [begin, end) of group * tiles + tile.
+// The tiles of one product that this block takes: `count` from a tile of a group on, in the order of the groups.
 struct share {
-    int begin, end;
+    int group, tile, count;
 };
 
 struct block_state {
     routing routes;
-    share shares[2];
+    const share *shares;                  /* [2] */
     uint32_t full, empty;                 // barriers of the stages, 8 bytes apart
-    uint32_t partial_full, partial_empty; // barriers of the finishing warps
+    uint32_t partial_full, partial_empty; // barriers of the slots of sums
     uint32_t activations;                 // one barrier: the first group's are in registers
     uint32_t ring, partials;
 };
 
-// Where the shares of this block begin and end: bounds[2 * which] and bounds[2 * which + 1], one a lane. Shares of W13
-// differ by a tile at most, and so do those of both products together.
-__device__ __forceinline__ void bound_shares(const nib_moe_args &args, int n_groups, int *bounds, int lane)
+// The shares of this block, for lanes 0 and 1: of W13 and of W2. Those of W13 differ by a tile at most, or by a tile's weight,
+// and so do those of both products together. Weights of 1024 groups' tiles, 1440 a group at most, times blocks are below 2^32.
+__device__ __forceinline__ share find_share(const nib_moe_args &args, const routing &r, int n_groups, int lane)
 {
-    if (lane >= 4)
-        return;
-    unsigned first = n_groups * args.product[0].tiles, second = n_groups * args.product[1].tiles;
-    unsigned blocks = gridDim.x, block = blockIdx.x + lane % 2;
+    int which = lane % 2;
+    unsigned block = blockIdx.x + lane / 2 % 2, blocks = gridDim.x, tiles = args.product[which].tiles;
+    route_group last = r.groups[n_groups - 1];
+    unsigned all = last.before + tile_weight(args, last.count), first = all * args.product[0].tiles;
     unsigned begin = first * block / blocks;
-    if (lane >= 2)
-        begin = second < blocks ? second * block / blocks : (first + second) * block / blocks - begin;
-    bounds[lane] = static_cast<int>(begin);
+    if (which == 1)
+        begin =
+            all * tiles < blocks ? all * tiles * block / blocks : (first + all * tiles) * block / blocks - begin;
+    int group = 0; // the last that begins there or before
+    for (int end = n_groups; end - group > 1;) {
+        int middle = (group + end) / 2;
+        (r.groups[middle].before * tiles > begin ? end : group) = middle;
+    }
+    route_group g = r.groups[group];
+    int tile = static_cast<int>((begin - g.before * tiles) / tile_weight(args, g.count));
+    int next_group = __shfl_down_sync(~0u, group, 2), next_tile = __shfl_down_sync(~0u, tile, 2);
+    return {group, tile, (next_group - group) * static_cast<int>(tiles) + next_tile - tile};
+}
+
+__device__ __forceinline__ float4 add(const float4 &a, const float4 &b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
 __device__ __forceinline__ nib_expert expert_at(const nib_moe_table &table, int index)
@@ -64,21 +79,33 @@ __device__ __forceinline__ int place_of(int which, int half, int row)
     return which == 0 ? row + (row & ~7) + half * 8 : row;
 }
 
-// Where the scales of that place lie among the tile's scales, in rows.
-__device__ __forceinline__ int scale_row(const nib_moe_product &p, int which, int place)
+// Where the place's row lies among the tile's rows in memory.
+__device__ __forceinline__ int memory_row(const nib_moe_product &p, int which, int place)
 {
-    if (which == 1 || p.scale_copy != NIB_MOE_SCALES_BY_REGION)
+    if (which == 1)
         return place;
     int row = place / 16 * 8 + place % 8, up = place >> 3 & 1;
     return p.interleaved ? 2 * row + up : row + up * p.tile_rows;
 }
 
-// Few routes leave columns of the tensor-core tile idle. They then take `spread` columns each, and block i of a row goes
-// into column i % spread of them: sums of several blocks are scaled at once, by as many lanes. The order of every sum
-// stays the same, in four classes of blocks (i % 4), so a route's bits do not depend on the spread.
-__device__ __forceinline__ int spread_of(const route_group &group)
+// Where the scales of that place lie among the tile's scales, and its packed bytes among the packed, in rows.
+__device__ __forceinline__ int scale_row(const nib_moe_product &p, int which, int place)
 {
-    return group.count <= 2 ? 4 : group.count <= 4 ? 2 : 1;
+    return p.scale_copy == NIB_MOE_SCALES_BY_REGION ? memory_row(p, which, place) : place;
+}
+
+__device__ __forceinline__ int packed_row(const nib_moe_product &p, int which, int place)
+{
+    return p.rows_by_region ? memory_row(p, which, place) : place;
+}
+
+// Few routes leave columns of the tensor-core tile idle. They then take `spread` columns each, and block i of a slice goes
+// into column i % spread of them: sums of several blocks are scaled at once, by as many lanes. The order of every sum
+// stays the same, in four classes of blocks (i % 4), so a route's bits do not depend on the spread. A warp that has every
+// other pair has two of the classes.
+__device__ __forceinline__ int spread_of(const nib_moe_product &p, const route_group &group)
+{
+    return group.count <= 2 && !p.classes_apart ? 4 : group.count <= 4 ? 2 : 1;
 }
 
 #endif

@@ -1,7 +1,7 @@
 // The MoE layer for few tokens as one persistent kernel. Each block streams its share of the touched experts' rows, in
-// tiles, through a ring of shared-memory stages: two warps issue bulk copies, twelve decode and multiply on the tensor
-// cores, two finish tiles. The stream runs on from the rows of W13 into those of W2, which need nothing from the first
-// product until they are multiplied. docs/performance.md has the reasoning and the figures.
+// tiles, through a ring of shared-memory stages: two warps issue bulk copies, twelve, in one team or two, decode and multiply
+// on the tensor cores, two finish tiles. The stream runs on from the rows of W13 into those of W2, which need nothing from
+// the first product until they are multiplied. docs/performance.md has the reasoning and the figures.
 #include "cuda/moe_decode.cuh"
 #include "cuda/moe_finish.cuh"
 #include "cuda/moe_multiply.cuh"
@@ -28,16 +28,18 @@ __device__ void wait_for_grid(unsigned *counter)
 __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __grid_constant__ nib_moe_args args)
 {
     extern __shared__ __align__(128) uint8_t memory[];
-    __shared__ uint64_t barriers[2 * max_stages + 2 * finish_warps + 1];
-    __shared__ int n_groups, bounds[4];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ uint64_t barriers[2 * max_stages + 2 * max_slots + 1];
+    __shared__ int n_groups;
+    __shared__ share shares[2];
+    int lane = threadIdx.x % 32;
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // the same in a warp, for the compiler to see
 
     block_state block;
     block.full = shared_address(barriers);
     block.empty = block.full + 8 * max_stages;
     block.partial_full = block.empty + 8 * max_stages;
-    block.partial_empty = block.partial_full + 8 * finish_warps;
-    block.activations = block.partial_empty + 8 * finish_warps;
+    block.partial_empty = block.partial_full + 8 * max_slots;
+    block.activations = block.partial_empty + 8 * max_slots;
     block.ring = shared_address(memory);
     block.partials = block.ring + args.partial_offset;
     block.routes = routing_at(memory + args.routing_offset, args.routes);
@@ -46,7 +48,7 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
             barrier_init(block.full + 8 * i, 1);
             barrier_init(block.empty + 8 * i, multiply_warps);
         }
-        for (int i = 0; i < finish_warps; i++) {
+        for (int i = 0; i < args.partial_slots; i++) {
             barrier_init(block.partial_full + 8 * i, multiply_warps);
             barrier_init(block.partial_empty + 8 * i, 1);
         }
@@ -56,23 +58,35 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
     wait_for_previous_kernel();
     if (warp == 0) {
         int groups = sort_routes(args, block.routes, lane);
-        bound_shares(args, groups, bounds, lane);
+        __syncwarp();
+        if (groups > 0) {
+            share mine = find_share(args, block.routes, groups, lane);
+            if (lane < 2)
+                shares[lane] = mine;
+        }
         if (lane == 0)
             n_groups = groups;
     }
     __syncthreads();
     allow_next_kernel();
     block.routes.n_groups = n_groups;
-    block.shares[0] = {bounds[0], bounds[1]};
-    block.shares[1] = {bounds[2], bounds[3]};
+    block.shares = shares;
 
     if (n_groups > 0) {
-        if (warp < multiply_warps)
+        if (warp < multiply_warps) {
+            take_registers<NIB_MOE_MULTIPLY_REGISTERS>();
             multiply(args, block, warp, lane);
-        else if (warp < multiply_warps + producer_warps)
-            produce(args, block, memory, warp - multiply_warps, lane);
-        else
-            finish(args, block, warp - multiply_warps - producer_warps, lane);
+            named_barrier<1, multiply_warps * 32>(); // a warpgroup's warps must meet between two changes
+            give_registers<NIB_MOE_REGISTERS>();
+        } else {
+            give_registers<NIB_MOE_OTHER_REGISTERS>();
+            if (warp < multiply_warps + producer_warps)
+                produce(args, block, memory, warp - multiply_warps, lane);
+            else
+                finish(args, block, warp - multiply_warps - producer_warps, lane);
+            named_barrier<2, NIB_MOE_DECODE_THREADS - multiply_warps * 32>();
+            take_registers<NIB_MOE_REGISTERS>();
+        }
         wait_for_grid(args.grid_barrier);
     }
     sum_routes(args, block, warp, lane);

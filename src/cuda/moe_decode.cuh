@@ -6,13 +6,19 @@
 
 #include "cuda/moe_device.cuh"
 
-#define NIB_MOE_MULTIPLY_WARPS 12
+#define NIB_MOE_MULTIPLY_WARPS 12 // whole warpgroups, and so are the others together
 #define NIB_MOE_PRODUCER_WARPS 2
 #define NIB_MOE_FINISH_WARPS 2
 #define NIB_MOE_DECODE_THREADS (32 * (NIB_MOE_MULTIPLY_WARPS + NIB_MOE_PRODUCER_WARPS + NIB_MOE_FINISH_WARPS))
+#define NIB_MOE_REGISTERS 128 // a thread at launch; then the others give some to those that multiply
+#define NIB_MOE_MULTIPLY_REGISTERS 144
+#define NIB_MOE_OTHER_REGISTERS 80
 #define NIB_MOE_MAX_ROW_GROUPS 4
 #define NIB_MOE_MAX_STAGES 16
-#define NIB_MOE_FEW_ROUTES 32 // up to so many the ring has no more than
+#define NIB_MOE_MAX_SLOTS 4           // of a tile's sums; as many as finishing warps, or twice
+#define NIB_MOE_TALL_TILE_BYTES 40000 // most bytes of packed rows in a tile of more than 16 of them
+#define NIB_MOE_FEW_ROUTES \
+    32 // up to so many, all warps share a tile, and the ring has NIB_MOE_FEW_BYTES or three stages
 #define NIB_MOE_FEW_BYTES (75 * 1024)
 #define NIB_MOE_MAX_PAIRS 10 // pairs of blocks whose activations a warp holds in registers
 #define NIB_MOE_MAX_COLUMNS (NIB_MOE_MULTIPLY_WARPS * NIB_MOE_MAX_PAIRS * 64)

@@ -14,19 +14,25 @@ enum nib_moe_scale_copy {
 };
 
 // One of the two products, W13 x and W2 h: how its rows are cut into tiles. A tile is 16 * row_groups rows over all
-// columns; each row group of 16 rows is shared by k_slices warps, so that the order of a sum depends on the shape alone.
+// columns; each row group of 16 rows is shared by k_slices warps, so that the order of a sum depends on the layer alone.
+// One team of warps, or two by turns, takes the tiles. Where there are few routes one team can do what two would have done, to
+// the bit: its warps then have a slice's even pairs of blocks or its odd ones, which are in classes of their own.
 struct nib_moe_product {
-    int columns, rows; // columns of a row; rows in units of the output (I pairs for W13, K for W2)
-    int blocks;        // columns / 32
-    int pairs;         // ceil(blocks / 2): what a warp takes at a time
-    int k_slices, row_groups;
-    int tile_rows;  // output rows of a tile: 8 * row_groups pairs for W13, 16 * row_groups for W2
-    int tiles;      // ceil(rows / tile_rows)
-    int row_stride; // bytes between rows in shared memory: an odd number of 16-byte units, so no bank conflicts
+    int columns, rows;               // columns of a row; rows in units of the output (I pairs for W13, K for W2)
+    int blocks;                      // columns / 32
+    int pairs;                       // ceil(blocks / 2): what a warp takes at a time
+    int teams, row_groups, k_slices; // their product is the number of multiplying warps
+    uint8_t slice_begin[16];         // the first pair of each slice, and the end of the last
+    int max_pairs;                   // of the largest slice, or half slice
+    bool classes_apart;              // a slice is two warps' work: its even pairs and its odd ones
+    int tile_rows;                   // output rows of a tile: 8 * row_groups pairs for W13, 16 * row_groups for W2
+    int tiles;                       // ceil(rows / tile_rows)
+    int row_stride;                  // bytes between rows in shared memory
     int scale_stride;
     int scale_offset; // of the tile's scales in a stage
     nib_moe_scale_copy scale_copy;
-    bool interleaved; // scales of gate and up rows alternate in one region
+    bool rows_by_region; // packed rows by one or two bulk copies a tile, unpadded; else a copy a row
+    bool interleaved;    // gate and up rows, and their scales, alternate in one region
 };
 
 // The expert table, or the first expert and the step from each to the next where all are alike.
@@ -58,7 +64,8 @@ struct nib_moe_args {
     unsigned *h_done;             /* [groups] W13 tiles finished; zero between calls */
     unsigned *grid_barrier;
 
-    int stages, stage_bytes;
+    int stages, stage_bytes, partial_slots;
+    bool by_weight;                                 // shares are of equal weight rather than of equally many tiles
     int ring_bytes, partial_offset, routing_offset; // in shared memory
 };
 

@@ -50,7 +50,7 @@ __device__ __forceinline__ void sum_token_quad(const nib_moe_args &args, int tok
 }
 
 // All blocks share the work.
-__device__ inline void sum_routes(const nib_moe_args &args, const block_state &block, int warp, int lane)
+__device__ __forceinline__ void sum_routes(const nib_moe_args &args, const block_state &block, int warp, int lane)
 {
     int quads = args.product[1].rows / 4;
     int64_t all = static_cast<int64_t>(args.tokens) * quads;
@@ -60,14 +60,24 @@ __device__ inline void sum_routes(const nib_moe_args &args, const block_state &b
                        [&](int route) { return block.routes.rank[route] != ~0u; });
 }
 
+// Of an expert's W13 gate and up, of W2 down twice.
+struct bias_vectors {
+    const void *first, *second;
+};
+
+__device__ __forceinline__ bias_vectors biases_of(int which, const nib_expert &e)
+{
+    return which == 0 ? bias_vectors{e.gate_bias, e.up_bias} : bias_vectors{e.down_bias, e.down_bias};
+}
+
 // Biases of rows g and g + 8 of a group of 16 rows (of W13: of gate and up row g), loaded before they are needed.
-__device__ __forceinline__ float2 load_biases(const nib_moe_args &args, int which, const nib_expert &e, int row)
+__device__ __forceinline__ float2 load_biases(const nib_moe_args &args, int which, const bias_vectors &bias,
+                                              int row)
 {
     if (!args.has_bias || row >= args.product[which].rows)
         return make_float2(0, 0);
     int64_t at = which == 0 ? row * args.gate_up_row_stride : row;
-    return which == 0 ? make_float2(bias_at(args, e.gate_bias, at), bias_at(args, e.up_bias, at))
-                      : make_float2(bias_at(args, e.down_bias, at), bias_at(args, e.down_bias, at + 8));
+    return make_float2(bias_at(args, bias.first, at), bias_at(args, bias.second, which == 0 ? at : at + 8));
 }
 
 __device__ __forceinline__ int finish_row(const nib_moe_product &p, int which, int tile, int row_group, int lane)
@@ -82,7 +92,7 @@ __device__ __forceinline__ void finish_rows(const nib_moe_args &args, const bloc
                                             const float2 &bias, int lane)
 {
     const nib_moe_product &p = args.product[which];
-    int spread = spread_of(group), c = lane % 4;
+    int spread = spread_of(p, group), c = lane % 4;
     int first = c * 2 / spread, count = spread == 1 ? 2 : spread == 2 || c % 2 == 0 ? 1 : 0;
     if (row >= p.rows)
         return;
@@ -107,41 +117,42 @@ __device__ __forceinline__ void finish_rows(const nib_moe_args &args, const bloc
     }
 }
 
-__device__ __forceinline__ float4 sum_partials(uint32_t partial, int count)
+// The sums of a row group's slices in their order; of halves, each slice's two are added first.
+__device__ __forceinline__ float4 sum_partials(uint32_t partial, const nib_moe_product &p)
 {
-    float4 sum = load_shared_f4(partial);
-#pragma unroll 4
-    for (int i = 1; i < count; i++) {
-        float4 part = load_shared_f4(partial + i * 512);
-        sum.x += part.x;
-        sum.y += part.y;
-        sum.z += part.z;
-        sum.w += part.w;
+    float4 sum = make_float4(0, 0, 0, 0);
+    if (p.classes_apart) {
+#pragma unroll 3
+        for (int i = 0; i < p.k_slices; i += 2)
+            sum = add(sum, add(load_shared_f4(partial + i * 512), load_shared_f4(partial + (i + 1) * 512)));
+    } else {
+#pragma unroll 6
+        for (int i = 0; i < p.k_slices; i++)
+            sum = add(sum, load_shared_f4(partial + i * 512));
     }
     return sum;
 }
 
+// `ahead` are the biases of the first row group.
 __device__ __forceinline__ void finish_tile(const nib_moe_args &args, const block_state &block, int which,
-                                            const route_group &group, const nib_expert &expert, int tile, int warp,
-                                            uint32_t phase, int lane)
+                                            int group, int tile, const bias_vectors &biases, float2 ahead,
+                                            int slot, uint32_t phase, int lane)
 {
     const nib_moe_product &p = args.product[which];
-    float2 ahead = load_biases(args, which, expert, finish_row(p, which, tile, 0, lane));
-    barrier_wait(block.partial_full + 8 * warp, phase);
+    barrier_wait(block.partial_full + 8 * slot, phase);
 #pragma unroll 1
     for (int i = 0; i < p.row_groups; i++) {
         int row = finish_row(p, which, tile, i, lane);
         float2 bias = ahead;
         if (i + 1 < p.row_groups)
-            ahead = load_biases(args, which, expert, finish_row(p, which, tile, i + 1, lane));
-        float4 sum =
-            sum_partials(block.partials + ((warp * multiply_warps + i * p.k_slices) * 32 + lane) * 16, p.k_slices);
+            ahead = load_biases(args, which, biases, finish_row(p, which, tile, i + 1, lane));
+        float4 sum = sum_partials(block.partials + ((slot * multiply_warps + i * p.k_slices) * 32 + lane) * 16, p);
         if (i == p.row_groups - 1) {
             __syncwarp();
             if (lane == 0)
-                barrier_arrive(block.partial_empty + 8 * warp);
+                barrier_arrive(block.partial_empty + 8 * slot);
         }
-        finish_rows(args, block, which, group, row, sum, bias, lane);
+        finish_rows(args, block, which, block.routes.groups[group], row, sum, bias, lane);
     }
 }
 
@@ -153,34 +164,52 @@ __device__ __forceinline__ void signal_group(const nib_moe_args &args, int group
         add_release(args.h_done + group, tiles);
 }
 
-__device__ inline void finish(const nib_moe_args &args, const block_state &block, int warp, int lane)
+// Tile i of the block is finished by warp i % finish_warps, from slot i % partial_slots.
+__device__ __forceinline__ void finish(const nib_moe_args &args, const block_state &block, int warp, int lane)
 {
-    int turn = 0, phase = 0; // tile i of the block is finished by warp i % finish_warps
-    for (int which = 0; which < 2; which++) {
+    int slot = warp, phase = 0, skipped = warp; // tiles until this warp's next one
+#pragma unroll 1
+    for (int which = opaque(0); which < 2; which++) {
         const nib_moe_product &p = args.product[which];
         share mine = block.shares[which];
-        int current = -1, done = 0;
-        nib_expert expert;
-        for (int item = mine.begin; item < mine.end; item++) {
-            bool own = turn == warp;
-            turn = turn + 1 == finish_warps ? 0 : turn + 1;
-            if (!own)
-                continue;
-            int group = item / p.tiles, tile = item % p.tiles;
-            route_group g = block.routes.groups[group];
-            if (group != current) {
-                if (which == 0 && done)
-                    signal_group(args, current, done, lane);
-                current = group;
-                done = 0;
-                expert = expert_at(args.table, g.expert);
-            }
-            finish_tile(args, block, which, g, expert, tile, warp, phase, lane);
-            phase ^= 1;
-            done++;
+        int group = mine.group, tile = mine.tile + skipped, left = mine.count - skipped, done = 0;
+        auto find_group = [&] {
+            while (tile >= p.tiles)
+                tile -= p.tiles, group++;
+        };
+        auto find_biases = [&] {
+            return args.has_bias ? biases_of(which, expert_at(args.table, block.routes.groups[group].expert))
+                                 : bias_vectors{};
+        };
+        bias_vectors biases;
+        float2 bias;
+        if (left > 0) {
+            find_group();
+            biases = find_biases();
+            bias = load_biases(args, which, biases, finish_row(p, which, tile, 0, lane));
         }
-        if (which == 0 && done)
-            signal_group(args, current, done, lane);
+        for (; left > 0; left -= finish_warps) {
+            int this_group = group, this_tile = tile;
+            bias_vectors these = biases;
+            float2 this_bias = bias;
+            tile += finish_warps;
+            find_group();
+            if (left > finish_warps) { // the next tile's are on their way while this one is finished
+                if (group != this_group)
+                    biases = find_biases();
+                bias = load_biases(args, which, biases, finish_row(p, which, tile, 0, lane));
+            }
+            finish_tile(args, block, which, this_group, this_tile, these, this_bias, slot, phase, lane);
+            slot += finish_warps;
+            if (slot >= args.partial_slots)
+                slot = warp, phase ^= 1;
+            done++;
+            if (which == 0 && (left <= finish_warps || group != this_group)) {
+                signal_group(args, this_group, done, lane);
+                done = 0;
+            }
+        }
+        skipped = -left;
     }
 }
 

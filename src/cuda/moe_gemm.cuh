@@ -163,7 +163,7 @@ __device__ __forceinline__ void finish_h(const nib_moe_prefill &args, const nib_
                                          const nib_moe_tile &tile, const float (&sum)[N / 8][4], int row, int lane)
 {
     const nib_moe_args &call = args.call;
-    float2 bias = load_biases(call, 0, expert, row);
+    float2 bias = load_biases(call, 0, biases_of(0, expert), row);
     int slot = tile.first + lane % 4 * 2 + (lane / 16); // of the two, the one that this lane stores
     column_place place = place_column(row % 128 / 32, row % 32);
     uint8_t *at = piece_address(args.h, args.granules, slot, row / 128, place.piece) + place.element / 2 * 4;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void finish_out(const nib_moe_prefill &args, const ni
     int rows = call.product[1].rows;
     if (row >= rows)
         return;
-    float2 bias = load_biases(call, 1, expert, row);
+    float2 bias = load_biases(call, 1, biases_of(1, expert), row);
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
 #pragma unroll

@@ -20,15 +20,27 @@ struct slice {
     int first_pair, pairs; // of 64 columns each
     uint32_t rows;         // offset in a stage of this lane's ldmatrix row
     uint32_t scales[2];    // and of the scales of rows g and g + 8
+    uint32_t partial;      // and where in a tile's sums its own belong
 };
+
+__device__ __forceinline__ bool in_second_half(int warp)
+{
+    return warp >= multiply_warps / 2;
+}
 
 __device__ __forceinline__ slice slice_of(const nib_moe_product &p, int which, int warp, int lane)
 {
     slice s;
-    int row_group = warp / p.k_slices, part = warp % p.k_slices;
-    s.first_pair = p.pairs * part / p.k_slices;
-    s.pairs = p.pairs * (part + 1) / p.k_slices - s.first_pair;
-    s.rows = (row_group * 16 + lane % 16) * p.row_stride + (lane / 16) * 16 + s.first_pair * 32;
+    int member = p.teams == 2 && in_second_half(warp) ? warp - multiply_warps / 2 : warp; // of its team
+    int row_group = member / p.k_slices, part = member % p.k_slices;
+    s.partial = (member * 32 + lane) * 16;
+    int odd = p.classes_apart ? part % 2 : 0, slice = p.classes_apart ? part / 2 : part;
+    s.first_pair = p.slice_begin[slice] + odd;
+    s.pairs = p.slice_begin[slice + 1] - s.first_pair;
+    if (p.classes_apart)
+        s.pairs = (s.pairs + 1) / 2;
+    s.rows =
+        packed_row(p, which, row_group * 16 + lane % 16) * p.row_stride + (lane / 16) * 16 + s.first_pair * 32;
     for (int half = 0; half < 2; half++)
         s.scales[half] = p.scale_offset + s.first_pair * 2 +
                          scale_row(p, which, row_group * 16 + lane / 4 + half * 8) * p.scale_stride;
@@ -61,15 +73,16 @@ __device__ __forceinline__ __nv_bfloat162 as_bf16x2(uint32_t bits)
 }
 
 // This warp's columns of the group's activations, prepared for the fast path, into registers. False: they do not fit it.
-template <int P>
+template <int P, bool apart>
 __device__ __forceinline__ bool prepare_activations(uint32_t (&b)[P * 2][4], const uint16_t *row, const slice &s,
                                                     int spread, int blocks, int lane)
 {
+    constexpr int step = apart ? 2 : 1;
     uint4 raw[P * 2];
 #pragma unroll
     for (int i = 0; i < P * 2; i++)
         raw[i] = i / 2 < s.pairs && ((i ^ lane / 4) & (spread - 1)) == 0
-                     ? load_activations(row, s.first_pair * 2 + i, blocks, lane)
+                     ? load_activations(row, (s.first_pair + i / 2 * step) * 2 + i % 2, blocks, lane)
                      : make_uint4(0, 0, 0, 0);
     __nv_bfloat162 largest = __float2bfloat162_rn(0);
 #pragma unroll
@@ -132,10 +145,11 @@ template <int spread> __device__ __forceinline__ float4 sum_classes(const float 
     }
 }
 
-template <int P, int spread>
+template <int P, int spread, bool apart>
 __device__ __forceinline__ float4 multiply_tile(const uint32_t (&b)[P * 2][4], const slice &s, uint32_t stage,
                                                 int lane)
 {
+    constexpr int step = apart ? 2 : 1; // from a pair to the next
     float sum[4 / spread][4] = {};
     float product[4] = {};
     int pair_offset = spread == 4 ? lane % 2 * 2 : 0; // the scales that this lane's columns need
@@ -146,9 +160,9 @@ __device__ __forceinline__ float4 multiply_tile(const uint32_t (&b)[P * 2][4], c
         bool here = i < P - 2 || i < s.pairs; // the same for the whole warp
         if (here) {
             uint32_t packed[4];
-            load_matrices(packed, rows + i * 32);
+            load_matrices(packed, rows + i * step * 32);
             if (spread < 4 || i % 2 == 0) {
-                int offset = i * 2 + (spread == 4 && (i < P - 2 || i + 1 < s.pairs) ? pair_offset : 0);
+                int offset = i * step * 2 + (spread == 4 && (i < P - 2 || i + 1 < s.pairs) ? pair_offset : 0);
                 prepare_scales(load_shared_u16(low + offset), low_factor);
                 prepare_scales(load_shared_u16(high + offset), high_factor);
             }
@@ -159,10 +173,11 @@ __device__ __forceinline__ float4 multiply_tile(const uint32_t (&b)[P * 2][4], c
                     product[0] = product[1] = product[2] = product[3] = 0;
                 multiply_block(product, packed[2 * j], packed[2 * j + 1], b[block]);
                 if (spread == 1)
-                    accumulate(sum[block % 4], product, low_factor[j], low_factor[j], high_factor[j],
+                    accumulate(sum[apart ? j : block % 4], product, low_factor[j], low_factor[j], high_factor[j],
                                high_factor[j]);
                 else if (spread == 2 && j == 1)
-                    accumulate(sum[i % 2], product, low_factor[0], low_factor[1], high_factor[0], high_factor[1]);
+                    accumulate(sum[apart ? 0 : i % 2], product, low_factor[0], low_factor[1], high_factor[0],
+                               high_factor[1]);
             }
         }
         if (spread == 4 && i % 2 == 1 && (i < P - 2 || i - 1 < s.pairs)) // the second pair may be missing
@@ -193,21 +208,23 @@ __device__ __forceinline__ float4 respread(const float4 &sum, int spread, int la
 }
 
 // Any scale, any activation: the same sums in the same order, with true bf16 weights and unscaled activations.
+template <bool apart>
 __device__ __forceinline__ float4 multiply_tile_exactly(const slice &s, uint32_t stage, const exact_source &from,
                                                         int blocks, int lane)
 {
+    constexpr int step = apart ? 2 : 1;
     const float zero[4] = {0, 0, 0, 0};
     float sum[4][4] = {};
 #pragma unroll 1
-    for (int quad = 0; quad < s.pairs * 2; quad += 4) {
+    for (int first = 0; first < s.pairs * 2; first += 4 / step) { // a block of each class
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int block = s.first_pair * 2 + quad + i;
-            if (block >= blocks || quad + i >= s.pairs * 2)
+        for (int i = 0; i < 4 / step; i++) {
+            int pair = (first + i) / 2 * step, block = (s.first_pair + pair) * 2 + i % 2;
+            if (block >= blocks || first + i >= s.pairs * 2)
                 continue;
             uint32_t packed[4], top[4], bottom[4], x[4];
             float product[4], factor[2];
-            load_matrices(packed, stage + s.rows + (quad + (i & 2)) * 16);
+            load_matrices(packed, stage + s.rows + pair * 32);
             permute_activations(load_activations(from.row, block, blocks, lane), x);
             decode_nibbles(packed[i % 2 * 2], top);
             decode_nibbles(packed[i % 2 * 2 + 1], bottom);
@@ -218,7 +235,7 @@ __device__ __forceinline__ float4 multiply_tile_exactly(const slice &s, uint32_t
             }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                uint32_t code = load_shared_u16(stage + s.scales[half] + quad + (i & 2)) >> (8 * (i % 2)) & 0xff;
+                uint32_t code = load_shared_u16(stage + s.scales[half] + pair * 2) >> (8 * (i % 2)) & 0xff;
                 factor[half] = __uint_as_float(code == 255 ? 0x7fc00000u : code == 0 ? 0x00400000u : code << 23);
             }
             mma_bf16(product, top[0], bottom[0], top[1], bottom[1], x[0], x[1], zero);
@@ -235,58 +252,58 @@ __device__ __forceinline__ float4 multiply_tile_exactly(const slice &s, uint32_t
     return respread(sum_classes<1>(sum), from.spread, lane);
 }
 
-// Where a multiplying warp stands in the rings of stages and of partial sums.
+// Where a block's tiles stand in the rings of stages and of partial sums.
 struct position {
     int stage, stage_phase, partial, partial_phase;
-    int tiles; // multiplied so far
+    int tile; // counted over both products. Half of the warps count from 1: of two teams each takes the ones it counts even
 };
 
 __device__ __forceinline__ void advance(position &at, const nib_moe_args &args)
 {
     if (++at.stage == args.stages)
         at.stage = 0, at.stage_phase ^= 1;
-    if (++at.partial == finish_warps)
+    if (++at.partial == args.partial_slots)
         at.partial = 0, at.partial_phase ^= 1;
-    at.tiles++;
+    at.tile++;
 }
 
 // One tile: multiply, give the stage back, hand the partial sums on. spread 0: exactly.
-template <int P, int spread>
+template <int P, int spread, bool apart>
 __device__ __forceinline__ void multiply_item(const nib_moe_args &args, const block_state &block,
                                               const position &at, const uint32_t (&b)[P * 2][4], const slice &s,
-                                              const exact_source &from, int blocks, int warp, int lane)
+                                              const exact_source &from, const nib_moe_product &p, int lane)
 {
     barrier_wait(block.full + 8 * at.stage, at.stage_phase);
     uint32_t stage = block.ring + at.stage * args.stage_bytes;
     float4 sum;
     if constexpr (spread > 0)
-        sum = multiply_tile<P, spread>(b, s, stage, lane);
+        sum = multiply_tile<P, spread, apart>(b, s, stage, lane);
     else
-        sum = multiply_tile_exactly(s, stage, from, blocks, lane);
+        sum = multiply_tile_exactly<apart>(s, stage, from, p.blocks, lane);
     __syncwarp();
     if (lane == 0)
-        barrier_arrive(block.empty + 8 * at.stage);
+        barrier_arrive(block.empty + 8 * at.stage, p.teams);
     barrier_wait(block.partial_empty + 8 * at.partial, at.partial_phase ^ 1);
-    store_shared_f4(block.partials + ((at.partial * multiply_warps + warp) * 32 + lane) * 16, sum.x, sum.y, sum.z,
-                    sum.w);
+    store_shared_f4(block.partials + at.partial * multiply_warps * 512 + s.partial, sum.x, sum.y, sum.z, sum.w);
     __syncwarp();
     if (lane == 0)
-        barrier_arrive(block.partial_full + 8 * at.partial);
+        barrier_arrive(block.partial_full + 8 * at.partial, p.teams);
 }
 
-template <int P, int spread>
-__device__ __forceinline__ void multiply_items(const nib_moe_args &args, const block_state &block, position &at,
-                                               int count, const uint32_t (&b)[P * 2][4], const slice &s,
-                                               const exact_source &from, int blocks, int warp, int lane)
+// `count` tiles of one group, as far as they are this warp's.
+template <int P, int spread, bool apart>
+__device__ __forceinline__ void
+multiply_items(const nib_moe_args &args, const block_state &block, const nib_moe_product &p, position &at,
+               int count, const uint32_t (&b)[P * 2][4], const slice &s, const exact_source &from, int lane)
 {
 #pragma unroll 1
-    for (int i = 0; i < count; i++) {
-        multiply_item<P, spread>(args, block, at, b, s, from, blocks, warp, lane);
-        advance(at, args);
-    }
+    for (int i = 0; i < count; i++, advance(at, args))
+        if (p.teams == 1 || at.tile % 2 == 0)
+            multiply_item<P, spread, apart>(args, block, at, b, s, from, p, lane);
 }
 
-// Waits until h of a group is complete. One thread looks, or the looking itself would hold up the memory.
+// Waits until h of a group is complete. One thread looks, or the looking itself would hold up the memory. Teams meet here too,
+// before one waits for stages that were the other's.
 __device__ __forceinline__ void wait_for_group(const nib_moe_args &args, int group)
 {
     if (threadIdx.x == 0)
@@ -295,62 +312,73 @@ __device__ __forceinline__ void wait_for_group(const nib_moe_args &args, int gro
     named_barrier<1, multiply_warps * 32>();
 }
 
-template <int P>
+template <int P, bool apart>
 __device__ __forceinline__ void multiply_product(const nib_moe_args &args, const block_state &block, int which,
                                                  position &at, int warp, int lane)
 {
     const nib_moe_product &p = args.product[which];
     share mine = block.shares[which];
     slice s = slice_of(p, which, warp, lane);
-    for (int item = mine.begin; item < mine.end;) {
-        int group = item / p.tiles, end = min(mine.end, (group + 1) * p.tiles);
+    for (int tile = mine.tile, left = mine.count; left > 0; tile = 0, mine.group++) {
+        int group = mine.group, count = min(p.tiles - tile, left);
         route_group g = block.routes.groups[group];
         exact_source from = {activation_row(args, block, which, g, 1, lane), which == 1 ? args.h_rest : 0,
-                             spread_of(g)};
+                             spread_of(p, g)};
         bool exact = (args.exact[g.expert] >> which & 1) || from.rest;
         if (which == 1)
             wait_for_group(args, group);
         uint32_t b[P * 2][4];
-        bool fast = prepare_activations<P>(b, activation_row(args, block, which, g, from.spread, lane), s,
-                                           from.spread, p.blocks, lane);
-        if (lane == 0 && at.tiles == 0)
+        bool fast = prepare_activations<P, apart>(b, activation_row(args, block, which, g, from.spread, lane), s,
+                                                  from.spread, p.blocks, lane);
+        if (lane == 0 && at.tile == in_second_half(warp))
             barrier_arrive(block.activations);
-        int count = end - item;
         if (exact || !fast)
-            multiply_items<P, 0>(args, block, at, count, b, s, from, p.blocks, warp, lane);
-        else if (from.spread == 4)
-            multiply_items<P, 4>(args, block, at, count, b, s, from, p.blocks, warp, lane);
+            multiply_items<P, 0, apart>(args, block, p, at, count, b, s, from, lane);
+        else if (!apart && from.spread == 4)
+            multiply_items<P, apart ? 2 : 4, apart>(args, block, p, at, count, b, s, from, lane);
         else if (from.spread == 2)
-            multiply_items<P, 2>(args, block, at, count, b, s, from, p.blocks, warp, lane);
+            multiply_items<P, 2, apart>(args, block, p, at, count, b, s, from, lane);
         else
-            multiply_items<P, 1>(args, block, at, count, b, s, from, p.blocks, warp, lane);
-        item = end;
+            multiply_items<P, 1, apart>(args, block, p, at, count, b, s, from, lane);
+        left -= count;
     }
 }
 
-__device__ inline void multiply(const nib_moe_args &args, const block_state &block, int warp, int lane)
+template <bool apart>
+__device__ __forceinline__ void multiply_slices(const nib_moe_args &args, const block_state &block, int which,
+                                                position &at, int warp, int lane)
+{
+    switch ((args.product[which].max_pairs + 1) / 2) {
+    case 1:
+        multiply_product<2, apart>(args, block, which, at, warp, lane);
+        break;
+    case 2:
+        multiply_product<4, apart>(args, block, which, at, warp, lane);
+        break;
+    case 3:
+        multiply_product<6, apart>(args, block, which, at, warp, lane);
+        break;
+    case 4:
+        if constexpr (!apart)
+            multiply_product<8, false>(args, block, which, at, warp, lane);
+        break;
+    case 5:
+        if constexpr (!apart)
+            multiply_product<10, false>(args, block, which, at, warp, lane);
+        break;
+    }
+}
+
+__device__ __forceinline__ void multiply(const nib_moe_args &args, const block_state &block, int warp, int lane)
 {
     position at = {};
-    for (int which = 0; which < 2; which++) {
-        const nib_moe_product &p = args.product[which];
-        switch (((p.pairs + p.k_slices - 1) / p.k_slices + 1) / 2) { // half the pairs of the largest slice
-        case 1:
-            multiply_product<2>(args, block, which, at, warp, lane);
-            break;
-        case 2:
-            multiply_product<4>(args, block, which, at, warp, lane);
-            break;
-        case 3:
-            multiply_product<6>(args, block, which, at, warp, lane);
-            break;
-        case 4:
-            multiply_product<8>(args, block, which, at, warp, lane);
-            break;
-        case 5:
-            multiply_product<10>(args, block, which, at, warp, lane);
-            break;
-        }
-    }
+    at.tile = in_second_half(warp);
+#pragma unroll 1
+    for (int which = opaque(0); which < 2; which++)
+        if (args.product[which].classes_apart)
+            multiply_slices<true>(args, block, which, at, warp, lane);
+        else
+            multiply_slices<false>(args, block, which, at, warp, lane);
 }
 
 #endif

@@ -1,6 +1,7 @@
 // The MoE layer call on the GPU: plans, checks, and the launch.
 #include "nibble/moe_cuda.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,8 +17,15 @@ extern "C" {
 #include "cuda/moe_routing.cuh"
 #include "cuda/moe_scan.cuh"
 
+// How a call's products are cut into tiles.
+struct moe_cut {
+    nib_moe_product product[2];
+    int stage_bytes;
+};
+
 struct nib_moe_cuda_plan {
-    nib_moe_args args; // what is the same for every call
+    nib_moe_args args; // what is the same for every call; its cut is `many`
+    moe_cut few, many; // for few routes, by one team of warps, and for more
     int blocks;
     int shared_limit;
     bool prefill;        // more tokens than the few-token kernel is for take a path of their own
@@ -34,6 +42,10 @@ nib_status fail_cuda(struct nib_error *err, cudaError_t error, const char *doing
     return nib_fail(err, status, "cuda: %s: %s", doing, cudaGetErrorString(error));
 }
 
+constexpr int slot_bytes = NIB_MOE_MULTIPLY_WARPS * 512;
+constexpr int partial_bytes = NIB_MOE_FINISH_WARPS * slot_bytes; // at least
+const int most_routing_bytes = routing_bytes(NIB_MOE_DECODE_ROUTES, NIB_MOE_MAX_EXPERTS);
+
 int round_up(int value, int unit)
 {
     return (value + unit - 1) / unit * unit;
@@ -44,20 +56,27 @@ bool aligned(const void *pointer, uintptr_t to)
     return reinterpret_cast<uintptr_t>(pointer) % to == 0;
 }
 
-// Scales reach shared memory by bulk copies where the addresses allow it.
-nib_moe_scale_copy pick_scale_copy(const nib_moe_weights &w, const nib_moe_product &p, int which,
-                                   bool *interleaved)
+// Whether gate and up rows of every expert alternate in memory, packed rows and scales alike.
+bool rows_alternate(const nib_moe_weights &w, const nib_moe_product &p)
 {
-    bool bases = true, alternate = w.gate_up_row_stride == 2;
+    bool alternate = w.gate_up_row_stride == 2;
     for (int64_t i = 0; i < w.n_experts; i++) {
         const nib_expert &e = w.experts[i];
-        alternate = alternate && e.up_scales == e.gate_scales + p.blocks;
-        bases = bases && (which ? aligned(e.down_scales, 16) : aligned(e.gate_scales, 16));
+        alternate = alternate && e.up_scales == e.gate_scales + p.blocks && e.up == e.gate + p.columns / 2;
     }
-    *interleaved = which == 0 && alternate;
-    for (int64_t i = 0; which == 0 && !alternate && i < w.n_experts; i++)
-        bases = bases && aligned(w.experts[i].up_scales, 16);
-    bool together = which == 1 || w.gate_up_row_stride == 1 || alternate;
+    return alternate;
+}
+
+// Scales reach shared memory by bulk copies where the addresses allow it.
+nib_moe_scale_copy pick_scale_copy(const nib_moe_weights &w, const nib_moe_product &p, int which, bool together)
+{
+    bool bases = true;
+    for (int64_t i = 0; i < w.n_experts; i++) {
+        const nib_expert &e = w.experts[i];
+        bases = bases && (which ? aligned(e.down_scales, 16) : aligned(e.gate_scales, 16));
+        if (which == 0 && !p.interleaved)
+            bases = bases && aligned(e.up_scales, 16);
+    }
     if (!bases || p.blocks % 2)
         return NIB_MOE_SCALES_BY_BYTE;
     if (p.blocks % 16 == 0 && (p.blocks % 128 == 0 || !together))
@@ -65,34 +84,89 @@ nib_moe_scale_copy pick_scale_copy(const nib_moe_weights &w, const nib_moe_produ
     return together ? NIB_MOE_SCALES_BY_REGION : NIB_MOE_SCALES_BY_BYTE;
 }
 
-// Cuts a product into tiles. The fewer columns, the more rows a
-// tile has, so that a warp finds enough work in it: up to eight pairs of blocks, or what surrounds them shows.
-void cut_product(const nib_moe_weights &w, int which, nib_moe_product *p)
+// Cuts a product into tiles for two teams, or for one where rows are too long for six warps. Where half as many slices of a row
+// would do, and a stage stays small enough, a tile has twice the rows instead: what surrounds a warp's few pairs costs, too.
+void cut_product(const nib_moe_weights &w, int which, bool two_teams, nib_moe_product *p)
 {
     *p = {};
     p->columns = static_cast<int>(which ? w.intermediate : w.hidden);
     p->rows = static_cast<int>(which ? w.hidden : w.intermediate);
     p->blocks = p->columns / NIB_MX_BLOCK;
     p->pairs = (p->blocks + 1) / 2;
-    p->row_stride = (p->blocks | 1) * 16;
-    constexpr int warps = NIB_MOE_MULTIPLY_WARPS;
-    for (p->row_groups = NIB_MOE_MAX_ROW_GROUPS; p->row_groups > 1; p->row_groups--)
-        if (warps % p->row_groups == 0 && p->pairs * p->row_groups <= NIB_MOE_MAX_PAIRS * warps &&
-            16 * p->row_groups * p->row_stride <= 40000)
+    // The memory gives a run of rows faster than each of them; but without padding to an odd number of 16-byte units ldmatrix
+    // meets a bank twice, or four times where gate and up rows alternate, and with rows of whole 64 bytes more often.
+    p->interleaved = which == 0 && rows_alternate(w, *p);
+    bool together = which == 1 || w.gate_up_row_stride == 1 || p->interleaved;
+    p->rows_by_region = together && p->blocks % 4 != 0;
+    p->row_stride = (p->rows_by_region ? p->blocks : p->blocks | 1) * 16;
+    p->teams = two_teams && p->pairs * 2 <= NIB_MOE_MAX_PAIRS * NIB_MOE_MULTIPLY_WARPS ? 2 : 1;
+    p->k_slices = NIB_MOE_MULTIPLY_WARPS / p->teams;
+    for (p->row_groups = 1; p->row_groups < NIB_MOE_MAX_ROW_GROUPS; p->row_groups *= 2) {
+        if (p->k_slices % 2 || p->pairs * 2 > p->k_slices * NIB_MOE_MAX_PAIRS ||
+            32 * p->row_groups * p->row_stride > NIB_MOE_TALL_TILE_BYTES)
             break;
-    p->k_slices = warps / p->row_groups;
-    p->tile_rows = (which ? 16 : 8) * p->row_groups;
-    p->tiles = (p->rows + p->tile_rows - 1) / p->tile_rows;
-    p->scale_offset = 16 * p->row_groups * p->row_stride;
-    p->scale_copy = pick_scale_copy(w, *p, which, &p->interleaved);
+        p->k_slices /= 2;
+    }
+    for (int i = 0; i <= p->k_slices; i++)
+        p->slice_begin[i] = static_cast<uint8_t>(p->pairs * i / p->k_slices);
+    p->max_pairs = (p->pairs + p->k_slices - 1) / p->k_slices;
+    p->scale_copy = pick_scale_copy(w, *p, which, together);
     p->scale_stride = p->scale_copy == NIB_MOE_SCALES_BY_ROW      ? (p->blocks / 16 | 1) * 16
                       : p->scale_copy == NIB_MOE_SCALES_BY_REGION ? p->blocks
                                                                   : round_up(p->blocks, 2);
 }
 
-int stage_bytes(const nib_moe_product &p)
+// Whether one team takes twice as many rows; else a slice's halves go to two warps.
+bool joined_by_rows(const nib_moe_product &p)
 {
-    return round_up(p.scale_offset + 16 * p.row_groups * p.scale_stride, 128);
+    return 2 * p.row_groups <= NIB_MOE_MAX_ROW_GROUPS &&
+           32 * p.row_groups * p.row_stride <= NIB_MOE_TALL_TILE_BYTES;
+}
+
+// The same sums by one team.
+void join_teams(nib_moe_product *p)
+{
+    p->teams = 1;
+    if (joined_by_rows(*p)) {
+        p->row_groups *= 2;
+        return;
+    }
+    p->k_slices *= 2;
+    p->max_pairs = (p->max_pairs + 1) / 2;
+    p->classes_apart = true;
+}
+
+// What follows from the number of row groups. Returns the bytes of a stage.
+int size_tiles(nib_moe_product *p, int which)
+{
+    p->tile_rows = (which ? 16 : 8) * p->row_groups;
+    p->tiles = (p->rows + p->tile_rows - 1) / p->tile_rows;
+    p->scale_offset = 16 * p->row_groups * p->row_stride;
+    return round_up(p->scale_offset + 16 * p->row_groups * p->scale_stride, 128);
+}
+
+void size_cut(moe_cut *cut)
+{
+    int first = size_tiles(&cut->product[0], 0), second = size_tiles(&cut->product[1], 1);
+    cut->stage_bytes = std::max(first, second);
+}
+
+// Two teams, unless fewer than four stages would fit: two a team, so that one is filled while the other is multiplied.
+void cut_products(const nib_moe_weights &w, nib_moe_cuda_plan *plan)
+{
+    for (int teams = 2; teams > 0; teams--) {
+        for (int which = 0; which < 2; which++)
+            cut_product(w, which, teams == 2, &plan->many.product[which]);
+        size_cut(&plan->many);
+        if (plan->shared_limit - partial_bytes - most_routing_bytes >= 4 * plan->many.stage_bytes)
+            break;
+    }
+    plan->few = plan->many;
+    for (int which = 0; which < 2; which++) {
+        if (plan->many.product[which].teams == 2)
+            join_teams(&plan->few.product[which]);
+    }
+    size_cut(&plan->few);
 }
 
 void find_steps(const nib_moe_weights &w, nib_moe_table *table)
@@ -112,7 +186,7 @@ void find_steps(const nib_moe_weights &w, nib_moe_table *table)
     }
 }
 
-nib_status check_shape(const nib_moe_weights &w, nib_moe_args *args, struct nib_error *err)
+nib_status check_shape(const nib_moe_weights &w, struct nib_error *err)
 {
     if (w.n_experts > NIB_MOE_MAX_EXPERTS)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe on cuda: %lld experts, at most %d", (long long)w.n_experts,
@@ -120,8 +194,6 @@ nib_status check_shape(const nib_moe_weights &w, nib_moe_args *args, struct nib_
     if (w.hidden > NIB_MOE_MAX_COLUMNS || w.intermediate > NIB_MOE_MAX_COLUMNS)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe on cuda: hidden %lld, intermediate %lld, at most %d",
                         (long long)w.hidden, (long long)w.intermediate, NIB_MOE_MAX_COLUMNS);
-    cut_product(w, 0, &args->product[0]);
-    cut_product(w, 1, &args->product[1]);
     for (int64_t i = 0; i < w.n_experts; i++) {
         const nib_expert &e = w.experts[i];
         if (!aligned(e.gate, 16) || !aligned(e.up, 16) || !aligned(e.down, 16))
@@ -268,18 +340,28 @@ nib_status check_call(const nib_moe_cuda_plan *plan, const nib_moe_call *call, s
 // Divides shared memory between the ring of stages, the partial sums and the routing tables.
 int lay_out_shared(const nib_moe_cuda_plan &plan, nib_moe_args *args)
 {
-    int partials = NIB_MOE_FINISH_WARPS * NIB_MOE_MULTIPLY_WARPS * 512;
+    const moe_cut &cut = args->routes <= NIB_MOE_FEW_ROUTES ? plan.few : plan.many;
+    args->product[0] = cut.product[0];
+    args->product[1] = cut.product[1];
+    args->stage_bytes = cut.stage_bytes;
     int routes = round_up(routing_bytes(args->routes, args->n_experts), 128);
-    args->stages = (plan.shared_limit - partials - routes) / args->stage_bytes;
+    int fit = (plan.shared_limit - partial_bytes - routes) / args->stage_bytes;
     // h and the barriers wait behind what a multiprocessor has asked for, which for few routes costs more than a deep ring
-    // gains. Three stages keep the memory busy.
-    int enough = args->routes > NIB_MOE_FEW_ROUTES ? NIB_MOE_MAX_STAGES : NIB_MOE_FEW_BYTES / args->stage_bytes;
-    if (args->stages > NIB_MOE_MAX_STAGES)
-        args->stages = NIB_MOE_MAX_STAGES;
-    if (args->stages > 3 && args->stages > enough)
-        args->stages = enough > 3 ? enough : 3;
+    // gains. Three stages keep the memory busy; two teams, for which cut_products left room for four, need an even number.
+    bool two_teams = args->product[0].teams == 2 || args->product[1].teams == 2;
+    int few = std::max(3, NIB_MOE_FEW_BYTES / args->stage_bytes);
+    int wanted = args->routes > NIB_MOE_FEW_ROUTES ? NIB_MOE_MAX_STAGES : few;
+    args->stages = std::min({fit, wanted, NIB_MOE_MAX_STAGES});
+    if (two_teams)
+        args->stages -= args->stages % 2;
+    // With fewer stages it is the memory that tiles wait for, which takes as long for all of them; and shares of few tiles
+    // are to be even to the tile.
+    args->by_weight = args->routes > NIB_MOE_FEW_ROUTES && args->stages >= 6;
     args->partial_offset = args->stages * args->stage_bytes;
-    args->routing_offset = args->partial_offset + partials;
+    // Twice the sums, where they do not cost a stage: finishing warps may then fall behind.
+    bool twice = args->partial_offset + 2 * partial_bytes + routes <= plan.shared_limit;
+    args->partial_slots = NIB_MOE_FINISH_WARPS * (twice ? 2 : 1);
+    args->routing_offset = args->partial_offset + args->partial_slots * slot_bytes;
     return args->routing_offset + routes;
 }
 
@@ -350,7 +432,7 @@ extern "C" nib_status nib_moe_cuda_plan_create(const struct nib_moe_weights *wei
     if (status == NIB_OK)
         status = check_device(made, err);
     if (status == NIB_OK)
-        status = check_shape(*weights, &made->args, err);
+        status = check_shape(*weights, err);
     if (status == NIB_OK) {
         nib_moe_args &args = made->args;
         find_steps(*weights, &args.table);
@@ -360,8 +442,9 @@ extern "C" nib_status nib_moe_cuda_plan_create(const struct nib_moe_weights *wei
         args.bias_bf16 = weights->bias_dtype == NIB_BF16;
         args.n_experts = static_cast<int>(weights->n_experts);
         args.first_expert = static_cast<int>(config->first_expert);
-        int first = stage_bytes(args.product[0]), second = stage_bytes(args.product[1]);
-        args.stage_bytes = first > second ? first : second;
+        cut_products(*weights, made);
+        args.product[0] = made->many.product[0];
+        args.product[1] = made->many.product[1];
         cudaError_t error = nib_moe_decode_prepare(made->shared_limit);
         if (error == cudaSuccess)
             error = nib_moe_prefill_prepare();

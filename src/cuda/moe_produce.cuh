@@ -37,8 +37,11 @@ __device__ __forceinline__ void copy_rows(const nib_moe_product &p, int which, i
 {
     const uint8_t *packed = from.packed;
     uint32_t scale_target = target + p.scale_offset;
-    int row_bytes = p.columns / 2;
-    for (int row = 0; row < count; row += 8) {
+    int row_bytes = p.columns / 2, rows = p.interleaved ? 2 * count : count;
+    bool with_other_half = half && p.interleaved;
+    if (p.rows_by_region && !with_other_half)
+        bulk_copy(target + half * p.tile_rows * p.row_stride, packed, rows * row_bytes, full, policy);
+    for (int row = 0; !p.rows_by_region && row < count; row += 8) {
         uint32_t place = target + place_of(which, half, row) * p.row_stride;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -51,8 +54,7 @@ __device__ __forceinline__ void copy_rows(const nib_moe_product &p, int which, i
         for (int row = 0; row < count; row++)
             bulk_copy(scale_target + place_of(which, half, row) * p.scale_stride,
                       from.scales + row * from.scale_step, p.blocks, full, policy);
-    } else if (p.scale_copy == NIB_MOE_SCALES_BY_REGION && !(half && p.interleaved)) {
-        int rows = p.interleaved ? 2 * count : count;
+    } else if (p.scale_copy == NIB_MOE_SCALES_BY_REGION && !with_other_half) {
         bulk_copy(scale_target + half * p.tile_rows * p.scale_stride, from.scales, rows * p.blocks, full, policy);
     }
 }
@@ -85,22 +87,23 @@ __device__ __forceinline__ void move_source(row_source &from, int64_t rows)
 
 // Producers take the block's tiles in turn: starting a copy costs some ten issue slots, and a tile has many. With few routes
 // each starts one tile and then waits for the first group's activations, whose loads would else queue behind the others.
-__device__ inline void produce(const nib_moe_args &args, const block_state &block, uint8_t *memory, int producer,
-                               int lane)
+__device__ __forceinline__ void produce(const nib_moe_args &args, const block_state &block, uint8_t *memory,
+                                        int producer, int lane)
 {
     uint64_t policy = evict_first_policy();
     int stage = 0, phase = 0, turn = 0;
     bool few = args.routes <= NIB_MOE_FEW_ROUTES, first = true;
-    for (int which = 0; which < 2; which++) {
+#pragma unroll 1
+    for (int which = opaque(0); which < 2; which++) {
         const nib_moe_product &p = args.product[which];
         share mine = block.shares[which];
-        for (int item = mine.begin; item < mine.end;) {
-            int group = item / p.tiles, tile = item - group * p.tiles, end = min(p.tiles, tile + mine.end - item);
-            nib_expert expert = expert_at(args.table, block.routes.groups[group].expert);
+        for (int tile = mine.tile, left = mine.count; left > 0; tile = 0, mine.group++) {
+            int end = min(p.tiles, tile + left);
+            nib_expert expert = expert_at(args.table, block.routes.groups[mine.group].expert);
             row_source from[2] = {rows_of(args, which, expert, 0), rows_of(args, which, expert, 1)};
             move_source(from[0], static_cast<int64_t>(tile) * p.tile_rows);
             move_source(from[1], static_cast<int64_t>(tile) * p.tile_rows);
-            item += end - tile;
+            left -= end - tile;
             for (; tile < end; tile++) {
                 if (turn == producer) {
                     if (few && !first)

@@ -8,7 +8,14 @@
 
 struct alignas(8) route_group {
     short expert, first, count; // routes slots[first .. first + count) of a local expert
+    unsigned short before;      // weight of a tile of each group before it
 };
+
+// What a tile costs by the number of its group's routes, whose scales' products are added each for itself.
+__device__ __forceinline__ unsigned tile_weight(const nib_moe_args &args, int count)
+{
+    return !args.by_weight ? 1 : count <= 2 ? 8 : count <= 4 ? 9 : 10;
+}
 
 // Lies at routing_offset of shared memory.
 struct routing {
@@ -60,30 +67,38 @@ __device__ inline void rank_routes(const nib_moe_args &args, routing &r, int lan
 __device__ inline int list_groups(const nib_moe_args &args, routing &r, int lane)
 {
     int carried = 0; // slots and, in the upper half, groups before this run of 32 experts
+    unsigned carried_weight = 0, full = tile_weight(args, NIB_MOE_GROUP);
     for (int base = 0; base < args.n_experts; base += 32) {
         int expert = base + lane;
         int count = expert < args.n_experts ? r.count[expert] : 0;
         int groups = (count + NIB_MOE_GROUP - 1) / NIB_MOE_GROUP;
         int sum = groups << 16 | count;
+        unsigned weight = groups ? (groups - 1) * full + tile_weight(args, (count - 1) % NIB_MOE_GROUP + 1) : 0;
+        unsigned weights = weight;
         for (int step = 1; step < 32; step *= 2) {
             int left = __shfl_up_sync(~0u, sum, step);
+            unsigned left_weights = __shfl_up_sync(~0u, weights, step);
             sum += lane >= step ? left : 0;
+            weights += lane >= step ? left_weights : 0;
         }
         int before = carried + sum - (groups << 16 | count);
+        unsigned before_weight = carried_weight + weights - weight;
         int first = before & 0xffff;
         if (expert < args.n_experts)
             r.count[expert] = first;
         for (int i = 0; i < groups; i++)
             r.groups[(before >> 16) + i] = {static_cast<short>(expert),
                                             static_cast<short>(first + i * NIB_MOE_GROUP),
-                                            static_cast<short>(min(count - i * NIB_MOE_GROUP, NIB_MOE_GROUP))};
+                                            static_cast<short>(min(count - i * NIB_MOE_GROUP, NIB_MOE_GROUP)),
+                                            static_cast<unsigned short>(before_weight + i * full)};
         carried += __shfl_sync(~0u, sum, 31);
+        carried_weight += __shfl_sync(~0u, weights, 31);
     }
     __syncwarp();
     return carried >> 16;
 }
 
-// The same for at most 32 routes, one a lane, without a look at every expert: a step's latency is the call's.
+// The same for at most 32 routes, one a lane and all tiles of one weight, without a look at every expert: a step's latency is the call's.
 __device__ inline int sort_few_routes(const nib_moe_args &args, routing &r, int lane)
 {
     int expert = lane < args.routes ? args.expert_ids[lane] - args.first_expert : -1;
@@ -99,7 +114,8 @@ __device__ inline int sort_few_routes(const nib_moe_args &args, routing &r, int 
     for (int i = 0; i < groups; i++)
         r.groups[(before >> 16) + i] = {static_cast<short>(expert),
                                         static_cast<short>((before & 0xffff) + i * NIB_MOE_GROUP),
-                                        static_cast<short>(min(count - i * NIB_MOE_GROUP, NIB_MOE_GROUP))};
+                                        static_cast<short>(min(count - i * NIB_MOE_GROUP, NIB_MOE_GROUP)),
+                                        static_cast<unsigned short>((before >> 16) + i)};
     int first = __shfl_sync(~0u, before, __ffs(same) - 1) & 0xffff;
     if (lane < args.routes)
         r.rank[lane] = local ? 0 : ~0u;

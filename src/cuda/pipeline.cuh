@@ -4,6 +4,14 @@
 
 #include <cstdint>
 
+// Hides a constant from the compiler, so that a loop from it is not unrolled into a copy for each round: code that runs once
+// waits to be fetched.
+__device__ __forceinline__ int opaque(int value)
+{
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -23,6 +31,11 @@ __device__ __forceinline__ void barrier_init_fence()
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier, int count)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
 __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes)
@@ -90,8 +103,8 @@ __device__ __forceinline__ void load_matrices(uint32_t (&values)[4], uint32_t ad
 
 __device__ __forceinline__ uint32_t load_shared_u16(uint32_t address)
 {
-    uint16_t value;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address));
+    uint32_t value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(value) : "r"(address));
     return value;
 }
 

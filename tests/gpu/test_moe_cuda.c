@@ -284,7 +284,16 @@ static void check_repeats(struct gpu_layer *layer)
         free(again);
     }
     expect(different == 0, "%s: %g runs gave other bits", "repeats", different);
-    for (int64_t t = 0; t < (quick ? 3 : call.tokens); t++) { // each token alone
+    free(first);
+    gpu_call_free(&call);
+}
+
+// Each token alone against the same among others: fewer routes are shared out in another way.
+static void check_neighbours(struct gpu_layer *layer, int64_t tokens)
+{
+    struct gpu_call call = gpu_call_create(layer, tokens, 4, 0);
+    float *first = gpu_call_run(layer, &call, NIB_F32, NULL, NULL);
+    for (int64_t t = 0; t < (quick ? 3 : call.tokens); t++) {
         struct gpu_call one = gpu_call_create(layer, 1, 4, 0);
         memcpy(one.x, call.x + t * call.hidden, (size_t)call.hidden * 2);
         memcpy(one.ids, call.ids + t * 4, 4 * sizeof *one.ids);
@@ -298,6 +307,24 @@ static void check_repeats(struct gpu_layer *layer)
     }
     free(first);
     gpu_call_free(&call);
+}
+
+// Slices of one to ten pairs of blocks, of none, and products that one team or two share.
+static void check_neighbours_of_all_cuts(void)
+{
+    const struct gpu_shape shapes[] = {
+        {4, 608, 1056, GPU_CONCATENATED, GPU_NO_BIAS, silu},  {4, 2880, 2880, GPU_INTERLEAVED, GPU_BIAS_BF16, oai},
+        {4, 2688, 3840, GPU_CONCATENATED, GPU_NO_BIAS, silu}, {4, 3232, 1984, GPU_INTERLEAVED, GPU_NO_BIAS, silu},
+        {4, 4096, 1024, GPU_CONCATENATED, GPU_NO_BIAS, silu}, {4, 7168, 544, GPU_CONCATENATED, GPU_NO_BIAS, silu},
+        {4, 1024, 4096, GPU_CONCATENATED, GPU_NO_BIAS, silu}, {4, 64, 512, GPU_CONCATENATED, GPU_NO_BIAS, silu},
+        {4, 320, 928, GPU_CONCATENATED, GPU_NO_BIAS, silu},
+    };
+    for (size_t i = 0; i < (quick ? 1 : sizeof shapes / sizeof *shapes); i++) {
+        struct gpu_layer layer = gpu_layer_create(&shapes[i]);
+        gpu_layer_plan(&layer, 0);
+        check_neighbours(&layer, 10);
+        gpu_layer_free(&layer);
+    }
 }
 
 static void check_routing_extremes(struct gpu_layer *layer)
@@ -414,10 +441,12 @@ int main(int argc, char **argv)
     check_scale_codes();
     check_extreme_activations();
     check_refusals();
+    check_neighbours_of_all_cuts();
     struct gpu_shape shape = {8, 1440, 1472, GPU_INTERLEAVED, GPU_BIAS_F32, oai};
     struct gpu_layer layer = gpu_layer_create(&shape);
     gpu_layer_plan(&layer, 0);
     check_repeats(&layer);
+    check_neighbours(&layer, 40);
     check_routing_extremes(&layer);
     check_graph(&layer);
     gpu_layer_free(&layer);
