@@ -10,6 +10,33 @@
 
 #include "base/error.h"
 
+#define LARGE_PAGE ((size_t)2 << 20)
+
+void *nib_map_pages(size_t size, int protection, int flags, int fd)
+{
+    if (size < LARGE_PAGE || size > SIZE_MAX - LARGE_PAGE)
+        return mmap(NULL, size, protection, flags, fd, 0);
+    // A large page of the file must lie at a multiple of its size, which not every file system sees to.
+    uint8_t *room = mmap(NULL, size + LARGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return room;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (size + page - 1) / page * page;
+    size_t before = -(uintptr_t)room % LARGE_PAGE, after = size + LARGE_PAGE - before;
+    void *mapped = mmap(room + before, size, protection, flags | MAP_FIXED, fd, 0);
+    if (mapped == MAP_FAILED) {
+        int error = errno;
+        munmap(room, size + LARGE_PAGE);
+        errno = error;
+        return MAP_FAILED;
+    }
+    if (before > 0)
+        munmap(room, before);
+    if (after > whole)
+        munmap(room + before + whole, after - whole);
+    madvise(mapped, size, MADV_HUGEPAGE);
+    return mapped;
+}
+
 static nib_status map_descriptor(struct nib_map *map, int fd, const char *path, struct nib_error *err)
 {
     static const uint8_t nothing[1];
@@ -22,7 +49,7 @@ static nib_status map_descriptor(struct nib_map *map, int fd, const char *path, 
         return nib_fail(err, NIB_ERR_IO, "%s: not a regular file", path);
     const uint8_t *data = nothing;
     if (info.st_size > 0) {
-        void *mapped = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        void *mapped = nib_map_pages((size_t)info.st_size, PROT_READ, MAP_SHARED, fd);
         if (mapped == MAP_FAILED)
             return nib_fail(err, NIB_ERR_IO, "%s: cannot map %lld bytes: %s", path, (long long)info.st_size,
                             strerror(errno));

@@ -5,6 +5,7 @@
 #ifndef NIB_BASE_MAP_H
 #define NIB_BASE_MAP_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "nibble/status.h"
@@ -14,6 +15,11 @@ struct nib_map {
     const uint8_t *data; /* [size]; never NULL once open, also for an empty file */
     uint64_t size;
 };
+
+// mmap of `size` bytes, at least 1, at a place where pages of 2 MiB fit, and a wish for such pages: weights that stream by
+// then need a translation for 2 MiB instead of for 4 KiB. A kernel that cannot keep the file in them ignores the wish. `fd` -1
+// and MAP_ANONYMOUS in `flags` for memory of its own. MAP_FAILED, with errno, like mmap; ended by munmap(place, size).
+void *nib_map_pages(size_t size, int protection, int flags, int fd);
 
 enum nib_map_advice { NIB_MAP_NORMAL, NIB_MAP_SEQUENTIAL, NIB_MAP_RANDOM, NIB_MAP_WILL_NEED, NIB_MAP_DONT_NEED };
 

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "base/error.h"
+#include "base/map.h"
 
 const struct moe_variant moe_variants[MOE_VARIANTS] = {
     {"gptoss", 32, 2880, 2880, 4, {NIB_ACT_SWIGLU_OAI, 1.702f, 7, 0, 0}, true, true, false},
@@ -83,7 +84,7 @@ nib_status moe_layer_create(const struct moe_variant *variant, int64_t experts, 
     size_t biases = variant->biased ? 2 * (size_t)(2 * intermediate + hidden) : 0;
     *layer = (struct moe_layer){.bytes = (size_t)experts * (w13 + s13 + w2 + s2 + biases)};
     layer->experts = calloc((size_t)experts, sizeof *layer->experts);
-    layer->memory = mmap(NULL, layer->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    layer->memory = nib_map_pages(layer->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     if (!layer->experts || layer->memory == MAP_FAILED) {
         layer->memory = NULL;
         moe_layer_free(layer);

@@ -10,8 +10,13 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/limits.h"
+#include "base/map.h"
 #include "cli/progress.h"
 #include "model/model.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 // Linux 6.1
+#endif
 
 // The released configs' values, for the whole model or for some of its layers. Where only layers are meant, the vocabulary
 // is small, so that the head does not count.
@@ -172,7 +177,7 @@ static nib_status write_weights(struct synthetic *synthetic, struct layout *layo
     if (synthetic->file < 0 || ftruncate(synthetic->file, (off_t)size) != 0)
         return nib_fail(err, NIB_ERR_IO, "a memory file of %llu bytes: %s", (unsigned long long)size,
                         strerror(errno));
-    uint8_t *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, synthetic->file, 0);
+    uint8_t *map = nib_map_pages(size, PROT_READ | PROT_WRITE, MAP_SHARED, synthetic->file);
     if (map == MAP_FAILED)
         return nib_fail(err, NIB_ERR_IO, "mapping %llu bytes: %s", (unsigned long long)size, strerror(errno));
     memcpy(map, &header, 8);
@@ -184,6 +189,9 @@ static nib_status write_weights(struct synthetic *synthetic, struct layout *layo
         nib_progress_update(&bar, (int64_t)(layout->entries[i].offset >> 20));
     }
     nib_progress_end(&bar);
+    // A checkpoint on disk comes in large pages where the kernel can; of memory files most kernels must be told afterwards.
+    if (!empty)
+        madvise(map, size, MADV_COLLAPSE);
     munmap(map, size);
     return NIB_OK;
 }

@@ -1,8 +1,12 @@
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <cmocka.h>
@@ -37,6 +41,55 @@ static void maps_an_empty_file(void **state)
     assert_non_null(map.data);
     nib_map_advise(&map, 0, 100, NIB_MAP_DONT_NEED);
     nib_map_close(&map);
+}
+
+static long pages_mapped(void)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%ld", &pages), 1);
+    fclose(f);
+    return pages;
+}
+
+static void maps_a_large_file_where_large_pages_fit(void **state)
+{
+    (void)state;
+    const size_t large = (size_t)2 << 20, sizes[] = {large - 1, large, large + 1, 2 * large + 12345, 3 * large};
+    const char *path = test_inside(test_scratch("map"), "large");
+    uint8_t *bytes = malloc(3 * large);
+    assert_non_null(bytes);
+    for (size_t i = 0; i < 3 * large; i++)
+        bytes[i] = (uint8_t)(i * 2654435761u >> 24);
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        test_write(path, bytes, sizes[k]);
+        long before = pages_mapped();
+        for (int i = 0; i < 20; i++) {
+            struct nib_map map;
+            assert_int_equal(nib_map_open(&map, path, NULL), NIB_OK);
+            assert_int_equal(map.size, sizes[k]);
+            if (sizes[k] >= large)
+                assert_int_equal((uintptr_t)map.data % large, 0);
+            assert_memory_equal(map.data, bytes, sizes[k]);
+            assert_true(pages_mapped() - before <= (long)(sizes[k] / 4096 + 64));
+            nib_map_close(&map);
+        }
+        assert_true(pages_mapped() - before < 64);
+    }
+    free(bytes);
+}
+
+static void maps_no_descriptor_that_is_closed(void **state)
+{
+    (void)state;
+    long before = pages_mapped();
+    for (int i = 0; i < 20; i++) {
+        errno = 0;
+        assert_ptr_equal(nib_map_pages((size_t)8 << 20, PROT_READ, MAP_SHARED, -1), MAP_FAILED);
+        assert_int_equal(errno, EBADF);
+    }
+    assert_true(pages_mapped() - before < 64);
 }
 
 static void refuses_what_is_no_file(void **state)
@@ -92,6 +145,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(maps_the_bytes_of_a_file),
         cmocka_unit_test(maps_an_empty_file),
+        cmocka_unit_test(maps_a_large_file_where_large_pages_fit),
+        cmocka_unit_test(maps_no_descriptor_that_is_closed),
         cmocka_unit_test(refuses_what_is_no_file),
         cmocka_unit_test(advice_changes_no_byte),
     };
