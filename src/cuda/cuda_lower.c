@@ -1,13 +1,12 @@
 // From a step's program to launches. Each function below takes the operation at `i`, and those behind it that its kernel
 // does as well, and returns how many it took.
-#include "cuda/cuda_device.h"
+#include "cuda/cuda_lower.h"
 
 #include "base/error.h"
 #include "cuda/attend.h"
 #include "cuda/layer_decode.h"
-#include "cuda/skinny_linear.h"
 
-static bool launched(struct nib_device *device, cudaError_t error, const char *name, int launches)
+bool nib_cuda_launched(struct nib_device *device, cudaError_t error, const char *name, int launches)
 {
     device->launched += launches;
     nib_cuda_profile_mark(device, name, launches);
@@ -16,7 +15,7 @@ static bool launched(struct nib_device *device, cudaError_t error, const char *n
 
 // ---- bf16 copies ----
 
-static void set_half(struct nib_device *device, struct nib_buffer buffer, bool fresh)
+void nib_cuda_set_half(struct nib_device *device, struct nib_buffer buffer, bool fresh)
 {
     struct nib_cuda_buffer *known = nib_cuda_find_buffer(device, buffer.data);
     if (known)
@@ -29,15 +28,14 @@ static uint16_t *half_room(struct nib_device *device, struct nib_buffer buffer)
     return known ? known->half : NULL;
 }
 
-// The buffer as bf16; rounded now unless whoever wrote it has done so.
-static const uint16_t *half_of(struct nib_device *device, struct nib_buffer buffer, int64_t rows)
+const uint16_t *nib_cuda_half_of(struct nib_device *device, struct nib_buffer buffer, int64_t rows)
 {
     struct nib_cuda_buffer *known = nib_cuda_find_buffer(device, buffer.data);
     if (!known)
         return NULL;
     if (known->fresh_width != buffer.width) {
-        launched(device, nib_cuda_to_bf16(device->stream, known->half, buffer.data, rows * buffer.width), "round",
-                 1);
+        nib_cuda_launched(device, nib_cuda_to_bf16(device->stream, known->half, buffer.data, rows * buffer.width),
+                          "round", 1);
         known->fresh_width = buffer.width;
     }
     return known->half;
@@ -45,25 +43,24 @@ static const uint16_t *half_of(struct nib_device *device, struct nib_buffer buff
 
 // ---- looking ahead ----
 
-static const struct nib_cuda_op *op_at(const struct nib_device *device, int32_t i, enum nib_cuda_op_kind kind)
+const struct nib_cuda_op *nib_cuda_op_at(const struct nib_device *device, int32_t i, enum nib_cuda_op_kind kind)
 {
     return i < device->n_ops && device->ops[i].kind == kind ? &device->ops[i] : NULL;
 }
 
-static bool whole(const struct nib_cuda_op *linear)
+bool nib_cuda_whole_rows(const struct nib_cuda_op *linear)
 {
     return linear->column == 0 && linear->weight.rows == linear->y.width;
 }
 
-// Whether nothing from op `i` on, nor what the program was started for, reads the buffer before it is written anew.
-static bool is_dead(const struct nib_device *device, int32_t i, const void *data)
+bool nib_cuda_is_dead(const struct nib_device *device, int32_t i, const void *data)
 {
     for (; i < device->n_ops; i++) {
         const struct nib_cuda_op *op = &device->ops[i];
         bool in_place = op->kind == NIB_CUDA_SILU_MUL || op->kind == NIB_CUDA_ADD;
         if (op->x.data == data || (in_place && op->y.data == data))
             return false;
-        if (op->y.data == data && (op->kind != NIB_CUDA_LINEAR || whole(op)))
+        if (op->y.data == data && (op->kind != NIB_CUDA_LINEAR || nib_cuda_whole_rows(op)))
             return true;
     }
     return data != device->key.wanted;
@@ -75,8 +72,8 @@ static int32_t lower_layer(struct nib_device *device, int32_t i, const float *br
 
 static int32_t lower_embed(struct nib_device *device, const struct nib_cuda_op *op)
 {
-    launched(device, nib_cuda_embed(device->stream, &device->view, op->y.data, &op->weight), "embed", 1);
-    set_half(device, op->y, false);
+    nib_cuda_launched(device, nib_cuda_embed(device->stream, &device->view, op->y.data, &op->weight), "embed", 1);
+    nib_cuda_set_half(device, op->y, false);
     return 1;
 }
 
@@ -94,196 +91,58 @@ static int32_t launch_norm(struct nib_device *device, const struct nib_cuda_op *
         .width = (int32_t)x.width,
         .eps = op->eps,
     };
-    launched(device, nib_cuda_rms_norm(device->stream, &norm), "norm", 1);
+    nib_cuda_launched(device, nib_cuda_rms_norm(device->stream, &norm), "norm", 1);
     if (branch)
-        set_half(device, x, false);
-    set_half(device, op->y, true);
+        nib_cuda_set_half(device, x, false);
+    nib_cuda_set_half(device, op->y, true);
     return 1;
 }
 
 static int32_t lower_head_norm(struct nib_device *device, const struct nib_cuda_op *op)
 {
-    launched(device,
-             nib_cuda_head_norm(device->stream, op->x.data, op->rows, op->n_heads, op->head_dim, op->vector,
-                                (int32_t)op->weight.cols, op->eps),
-             "head norm", 1);
-    set_half(device, op->y, false);
+    nib_cuda_launched(device,
+                      nib_cuda_head_norm(device->stream, op->x.data, op->rows, op->n_heads, op->head_dim,
+                                         op->vector, (int32_t)op->weight.cols, op->eps),
+                      "head norm", 1);
+    nib_cuda_set_half(device, op->y, false);
     return 1;
 }
 
 static int32_t lower_add(struct nib_device *device, int32_t i)
 {
-    const struct nib_cuda_op *op = &device->ops[i], *norm = op_at(device, i + 1, NIB_CUDA_RMS_NORM);
+    const struct nib_cuda_op *op = &device->ops[i], *norm = nib_cuda_op_at(device, i + 1, NIB_CUDA_RMS_NORM);
     if (norm && norm->x.data == op->y.data && norm->y.data != op->y.data && norm->y.data != op->x.data &&
         norm->rows == op->rows) {
         int32_t taken = lower_layer(device, i + 1, op->x.data);
         return 1 + (taken ? taken : launch_norm(device, norm, norm->x, op->x.data, NULL));
     }
-    launched(device, nib_cuda_add(device->stream, op->y.data, op->x.data, op->rows * op->y.width), "add", 1);
-    set_half(device, op->y, false);
+    nib_cuda_launched(device, nib_cuda_add(device->stream, op->y.data, op->x.data, op->rows * op->y.width), "add",
+                      1);
+    nib_cuda_set_half(device, op->y, false);
     return 1;
 }
 
 static int32_t lower_gather(struct nib_device *device, int32_t i)
 {
-    const struct nib_cuda_op *op = &device->ops[i], *norm = op_at(device, i + 1, NIB_CUDA_RMS_NORM);
+    const struct nib_cuda_op *op = &device->ops[i], *norm = nib_cuda_op_at(device, i + 1, NIB_CUDA_RMS_NORM);
     if (norm && norm->x.data == op->y.data && norm->y.data == op->y.data && norm->rows == op->rows)
         return 1 + launch_norm(device, norm, op->x, NULL, device->view.output_rows);
-    launched(device,
-             nib_cuda_gather(device->stream, op->y.data, op->x.data, device->view.output_rows, op->rows,
-                             (int32_t)op->x.width),
-             "gather", 1);
-    set_half(device, op->y, false);
+    nib_cuda_launched(device,
+                      nib_cuda_gather(device->stream, op->y.data, op->x.data, device->view.output_rows, op->rows,
+                                      (int32_t)op->x.width),
+                      "gather", 1);
+    nib_cuda_set_half(device, op->y, false);
     return 1;
 }
 
 static int32_t lower_silu_mul(struct nib_device *device, const struct nib_cuda_op *op)
 {
-    launched(device,
-             nib_cuda_silu_mul(device->stream, op->y.data, half_room(device, op->y), op->x.data,
-                               op->rows * op->y.width),
-             "silu", 1);
-    set_half(device, op->y, true);
+    nib_cuda_launched(device,
+                      nib_cuda_silu_mul(device->stream, op->y.data, half_room(device, op->y), op->x.data,
+                                        op->rows * op->y.width),
+                      "silu", 1);
+    nib_cuda_set_half(device, op->y, true);
     return 1;
-}
-
-// ---- linears ----
-
-static void plain_linear(struct nib_device *device, const struct nib_cuda_op *op)
-{
-    const struct nib_cuda_plain_linear call = {
-        .y = (float *)op->y.data + op->column,
-        .y_pitch = op->y.width,
-        .x = op->x.data,
-        .weight = op->weight,
-        .bias = op->vector,
-    };
-    launched(device, nib_cuda_linear(device->stream, op->rows, &call), op->exact ? "router" : "plain linear", 1);
-}
-
-// Where a linear's sums go: its own output, or the residual stream that would be added to next.
-struct target {
-    float *y;
-    const float *added;
-    int64_t pitch;
-};
-
-static struct target target_of(const struct nib_cuda_op *op, const struct nib_cuda_op *add)
-{
-    if (add)
-        return (struct target){add->y.data, add->y.data, add->y.width};
-    return (struct target){(float *)op->y.data + op->column, NULL, op->y.width};
-}
-
-// Of rows first … first + rows - 1; x, if not NULL, is at the first of all.
-static struct nib_cuda_skinny_linear skinny_of(const struct nib_cuda_op *ops, int32_t n,
-                                               const struct nib_cuda_op *add, const uint16_t *x, int64_t first,
-                                               int64_t rows)
-{
-    struct nib_cuda_skinny_linear call = {.x = x ? x + first * ops->x.width : NULL,
-                                          .rows = (int32_t)rows,
-                                          .cols = (int32_t)ops->weight.cols,
-                                          .n_outputs = n};
-    for (int32_t j = 0; j < n; j++) {
-        struct target to = target_of(&ops[j], add);
-        call.outputs[j] = (struct nib_cuda_skinny_output){
-            .weight = ops[j].weight.data,
-            .bias = ops[j].vector,
-            .added = to.added ? to.added + first * to.pitch : NULL,
-            .y = to.y + first * to.pitch,
-            .y_pitch = to.pitch,
-            .out = (int32_t)ops[j].weight.rows,
-        };
-    }
-    return call;
-}
-
-static void skinny_linears(struct nib_device *device, const struct nib_cuda_op *ops, int32_t n,
-                           const struct nib_cuda_op *add, const uint16_t *x, int64_t first, int64_t rows)
-{
-    struct nib_cuda_skinny_linear call = skinny_of(ops, n, add, x, first, rows);
-    call.any_order = !device->options.deterministic;
-    const char *name = n > 1 ? "linears of one input" : ops->weight.rows > 32768 ? "head" : "linear";
-    launched(device, nib_cuda_multiply_skinny(device->stream, &call), name, 1);
-}
-
-static bool gemm_linear(struct nib_device *device, const struct nib_cuda_op *op, const struct nib_cuda_op *add,
-                        const uint16_t *x)
-{
-    struct target to = target_of(op, add);
-    const struct nib_cuda_gemm_call call = {
-        .y = to.y,
-        .y_pitch = to.pitch,
-        .x = x,
-        .weight = op->weight.data,
-        .bias = op->vector,
-        .accumulate = to.added != NULL,
-        .rows = op->rows,
-        .cols = op->weight.cols,
-        .out = op->weight.rows,
-    };
-    cudaError_t error = nib_cuda_gemm_run(device->gemm, device->stream, &call);
-    if (error == cudaErrorNotSupported)
-        return false;
-    launched(device, error, "gemm", 1);
-    return true;
-}
-
-static bool takes_bf16(const struct nib_cuda_op *op)
-{
-    return !op->exact && op->weight.element == NIB_CUDA_BF16 && op->x.width == op->weight.cols &&
-           nib_cuda_skinny_takes(1, (int32_t)op->weight.cols);
-}
-
-static void bf16_linears(struct nib_device *device, const struct nib_cuda_op *ops, int32_t n,
-                         const struct nib_cuda_op *add)
-{
-    const uint16_t *x = half_of(device, ops->x, ops->rows);
-    bool many = ops->rows > NIB_CUDA_SKINNY_BEST && device->gemm && !device->options.deterministic;
-    if (many) {
-        int32_t done = 0;
-        while (done < n && gemm_linear(device, &ops[done], add, x))
-            done++;
-        ops += done;
-        n -= done;
-    }
-    for (int64_t first = 0; n && first < ops->rows; first += NIB_CUDA_SKINNY_ROWS) {
-        int64_t left = ops->rows - first;
-        skinny_linears(device, ops, n, add, x, first, left < NIB_CUDA_SKINNY_ROWS ? left : NIB_CUDA_SKINNY_ROWS);
-    }
-}
-
-// How many linears of the same input follow one another from `i` on that one launch can do.
-static int32_t linears_of(const struct nib_device *device, int32_t i)
-{
-    const struct nib_cuda_op *op = op_at(device, i, NIB_CUDA_LINEAR), *next;
-    if (!op || !takes_bf16(op))
-        return 0;
-    int32_t n = 1;
-    while (n < NIB_CUDA_SKINNY_OUTPUTS && (next = op_at(device, i + n, NIB_CUDA_LINEAR)) &&
-           next->x.data == op->x.data && next->x.width == op->x.width && next->rows == op->rows &&
-           next->y.data != op->x.data && takes_bf16(next))
-        n++;
-    return n;
-}
-
-static int32_t lower_linear(struct nib_device *device, int32_t i)
-{
-    const struct nib_cuda_op *op = &device->ops[i];
-    int32_t n = linears_of(device, i);
-    if (n == 0) {
-        plain_linear(device, op);
-        set_half(device, op->y, false);
-        return 1;
-    }
-    const struct nib_cuda_op *add = n == 1 ? op_at(device, i + 1, NIB_CUDA_ADD) : NULL;
-    if (add && !(add->x.data == op->y.data && add->y.data != op->y.data && add->y.data != op->x.data &&
-                 add->rows == op->rows && whole(op) && is_dead(device, i + 2, op->y.data)))
-        add = NULL;
-    bf16_linears(device, op, n, add);
-    for (int32_t j = 0; j < n; j++)
-        set_half(device, add ? add->y : op[j].y, false);
-    return n + (add != NULL);
 }
 
 // ---- attention ----
@@ -329,17 +188,17 @@ static bool is_paged(const struct nib_cuda_op *op, const struct nib_cuda_attenti
 
 static void attended(struct nib_device *device, const struct nib_cuda_op *op, cudaError_t error)
 {
-    launched(device, error, op->attend.window ? "attend, window" : "attend", 1);
-    set_half(device, op->y, true);
+    nib_cuda_launched(device, error, op->attend.window ? "attend, window" : "attend", 1);
+    nib_cuda_set_half(device, op->y, true);
 }
 
 // The attention behind the rotations and appends, in their launch, where each sequence has one row.
 static bool attend_fresh(struct nib_device *device, int32_t i, const struct nib_cuda_op *q,
                          const struct nib_cuda_rotate_append *fresh)
 {
-    const struct nib_cuda_op *op = op_at(device, i, NIB_CUDA_ATTEND);
-    if (!op || op->x.data != q->x.data || device->options.deterministic || !is_dead(device, i + 1, op->x.data) ||
-        !is_dead(device, i + 1, fresh->k))
+    const struct nib_cuda_op *op = nib_cuda_op_at(device, i, NIB_CUDA_ATTEND);
+    if (!op || op->x.data != q->x.data || device->options.deterministic ||
+        !nib_cuda_is_dead(device, i + 1, op->x.data) || !nib_cuda_is_dead(device, i + 1, fresh->k))
         return false;
     const struct nib_cuda_attention call = attention_of(device, op);
     if (call.keys.data != fresh->keys.data || call.values.data != fresh->values.data || !is_paged(op, &call) ||
@@ -353,9 +212,9 @@ static bool attend_fresh(struct nib_device *device, int32_t i, const struct nib_
 // Returns how many operations the call stands for.
 static int32_t rotations_at(const struct nib_device *device, int32_t i, struct nib_cuda_rotate_append *call)
 {
-    const struct nib_cuda_op *q = &device->ops[i], *k = op_at(device, i + 1, NIB_CUDA_ROPE),
-                             *keys = op_at(device, i + 2, NIB_CUDA_APPEND),
-                             *values = op_at(device, i + 3, NIB_CUDA_APPEND);
+    const struct nib_cuda_op *q = &device->ops[i], *k = nib_cuda_op_at(device, i + 1, NIB_CUDA_ROPE),
+                             *keys = nib_cuda_op_at(device, i + 2, NIB_CUDA_APPEND),
+                             *values = nib_cuda_op_at(device, i + 3, NIB_CUDA_APPEND);
     *call = (struct nib_cuda_rotate_append){
         .q = q->x.data,
         .q_heads = q->n_heads,
@@ -384,21 +243,22 @@ static int32_t lower_rope(struct nib_device *device, int32_t i)
     if (taken == 4 && attend_fresh(device, i + 4, q, &call))
         return 5;
     if (taken == 1) {
-        launched(device,
-                 nib_cuda_rotate(device->stream, &device->view, q->x.data, q->n_heads, q->head_dim, &q->rope),
-                 "rope", 1);
+        nib_cuda_launched(
+            device, nib_cuda_rotate(device->stream, &device->view, q->x.data, q->n_heads, q->head_dim, &q->rope),
+            "rope", 1);
     } else {
-        launched(device, nib_cuda_rotate_and_append(device->stream, &device->view, &call), "rope, append", 1);
-        set_half(device, q[1].y, false);
+        nib_cuda_launched(device, nib_cuda_rotate_and_append(device->stream, &device->view, &call), "rope, append",
+                          1);
+        nib_cuda_set_half(device, q[1].y, false);
     }
-    set_half(device, q->y, false);
+    nib_cuda_set_half(device, q->y, false);
     return taken;
 }
 
 static int32_t lower_append(struct nib_device *device, const struct nib_cuda_op *op)
 {
     const struct nib_cuda_cache cache = cache_of(device, &op->caches[0]);
-    launched(device, nib_cuda_append(device->stream, &device->view, &cache, op->x.data), "append", 1);
+    nib_cuda_launched(device, nib_cuda_append(device->stream, &device->view, &cache, op->x.data), "append", 1);
     return 1;
 }
 
@@ -413,8 +273,8 @@ static int32_t lower_attend(struct nib_device *device, const struct nib_cuda_op 
 
 static int32_t lower_linear_heads(struct nib_device *device, const struct nib_cuda_op *op)
 {
-    launched(device, nib_cuda_linear_heads(device->stream, op->rows, &op->heads), "linear of heads", 1);
-    set_half(device, op->y, false);
+    nib_cuda_launched(device, nib_cuda_linear_heads(device->stream, op->rows, &op->heads), "linear of heads", 1);
+    nib_cuda_set_half(device, op->y, false);
     return 1;
 }
 
@@ -427,20 +287,20 @@ static int32_t *log_of(const struct nib_device *device, const struct nib_cuda_op
 
 static int32_t lower_route(struct nib_device *device, const struct nib_cuda_op *op)
 {
-    launched(device,
-             nib_cuda_route(device->stream, op->rows, op->x.data, &op->router, op->routes.expert_ids,
-                            op->routes.weights, log_of(device, op)),
-             "route", 1);
+    nib_cuda_launched(device,
+                      nib_cuda_route(device->stream, op->rows, op->x.data, &op->router, op->routes.expert_ids,
+                                     op->routes.weights, log_of(device, op)),
+                      "route", 1);
     return 1;
 }
 
 static int32_t lower_moe(struct nib_device *device, const struct nib_cuda_op *op)
 {
     int launches = 0;
-    cudaError_t error =
-        nib_cuda_launch_moe(device, op, op->moe->plan ? half_of(device, op->x, op->rows) : NULL, &launches);
-    launched(device, error, "moe", launches);
-    set_half(device, op->y, false);
+    cudaError_t error = nib_cuda_launch_moe(
+        device, op, op->moe->plan ? nib_cuda_half_of(device, op->x, op->rows) : NULL, &launches);
+    nib_cuda_launched(device, error, "moe", launches);
+    nib_cuda_set_half(device, op->y, false);
     return 1;
 }
 
@@ -448,23 +308,24 @@ static int32_t lower_sample(struct nib_device *device, const struct nib_cuda_op 
 {
     const struct nib_cuda_sample_ask *asks =
         (const struct nib_cuda_sample_ask *)((const char *)device->device_block + device->asks_at);
-    launched(device,
-             nib_cuda_sample(device->stream, op->rows, (int32_t)op->x.width, op->x.data, asks,
-                             device->device_answers, NULL),
-             "sample", 1);
+    nib_cuda_launched(device,
+                      nib_cuda_sample(device->stream, op->rows, (int32_t)op->x.width, op->x.data, asks,
+                                      device->device_answers, NULL),
+                      "sample", 1);
     return 1;
 }
 
 // The norm at `i`, the router's product and the choice, where the three follow one another.
 static bool norm_route_at(struct nib_device *device, int32_t i, struct nib_cuda_norm_route *call)
 {
-    const struct nib_cuda_op *norm = op_at(device, i, NIB_CUDA_RMS_NORM),
-                             *linear = op_at(device, i + 1, NIB_CUDA_LINEAR),
-                             *route = op_at(device, i + 2, NIB_CUDA_ROUTE);
+    const struct nib_cuda_op *norm = nib_cuda_op_at(device, i, NIB_CUDA_RMS_NORM),
+                             *linear = nib_cuda_op_at(device, i + 1, NIB_CUDA_LINEAR),
+                             *route = nib_cuda_op_at(device, i + 2, NIB_CUDA_ROUTE);
     if (device->options.deterministic || !norm || !linear || !route || !half_room(device, norm->y) ||
         norm->y.data == norm->x.data || !linear->exact || linear->x.data != norm->y.data ||
-        linear->weight.element != NIB_CUDA_BF16 || linear->weight.cols != norm->x.width || !whole(linear) ||
-        route->x.data != linear->y.data || linear->rows != norm->rows || route->rows != norm->rows)
+        linear->weight.element != NIB_CUDA_BF16 || linear->weight.cols != norm->x.width ||
+        !nib_cuda_whole_rows(linear) || route->x.data != linear->y.data || linear->rows != norm->rows ||
+        route->rows != norm->rows)
         return false;
     *call = (struct nib_cuda_norm_route){
         .x = norm->x.data,
@@ -488,9 +349,9 @@ static bool norm_route_at(struct nib_device *device, int32_t i, struct nib_cuda_
 
 static int32_t norm_routed(struct nib_device *device, int32_t i, cudaError_t error, const char *name)
 {
-    launched(device, error, name, 1);
-    set_half(device, device->ops[i].y, true);
-    set_half(device, device->ops[i + 1].y, false);
+    nib_cuda_launched(device, error, name, 1);
+    nib_cuda_set_half(device, device->ops[i].y, true);
+    nib_cuda_set_half(device, device->ops[i + 1].y, false);
     return 3;
 }
 
@@ -500,31 +361,31 @@ static int32_t norm_routed(struct nib_device *device, int32_t i, cudaError_t err
 static int32_t layer_at(struct nib_device *device, int32_t i, struct nib_cuda_layer *layer)
 {
     const struct nib_cuda_op *ops = device->ops, *norm = &ops[i];
-    int32_t at = i + 1, n = linears_of(device, at);
+    int32_t at = i + 1, n = nib_cuda_linears_at(device, at);
     if (n == 0 || ops[at].x.data != norm->y.data || norm->y.data == norm->x.data || ops[at].rows != norm->rows)
         return 0;
     layer->norm_weight = norm->vector;
     layer->eps = norm->eps;
     layer->x = norm->x.data;
-    layer->qkv = skinny_of(&ops[at], n, NULL, NULL, 0, norm->rows);
+    layer->qkv = nib_cuda_skinny_of(&ops[at], n, NULL, NULL, 0, norm->rows);
     at += n;
-    if (!op_at(device, at, NIB_CUDA_ROPE) || rotations_at(device, at, &layer->fresh) != 4)
+    if (!nib_cuda_op_at(device, at, NIB_CUDA_ROPE) || rotations_at(device, at, &layer->fresh) != 4)
         return 0;
     at += 4;
-    const struct nib_cuda_op *attend = op_at(device, at, NIB_CUDA_ATTEND),
-                             *o = op_at(device, at + 1, NIB_CUDA_LINEAR),
-                             *add = op_at(device, at + 2, NIB_CUDA_ADD);
+    const struct nib_cuda_op *attend = nib_cuda_op_at(device, at, NIB_CUDA_ATTEND),
+                             *o = nib_cuda_op_at(device, at + 1, NIB_CUDA_LINEAR),
+                             *add = nib_cuda_op_at(device, at + 2, NIB_CUDA_ADD);
     if (!attend || !o || !add || attend->x.data != layer->fresh.q || o->x.data != attend->y.data ||
-        !takes_bf16(o) || add->x.data != o->y.data || add->y.data != norm->x.data || !whole(o) ||
-        o->rows != norm->rows || !norm_route_at(device, at + 3, &layer->route) || layer->route.x != norm->x.data ||
-        layer->route.y != norm->y.data || layer->route.tokens != norm->rows)
+        !nib_cuda_takes_bf16(o) || add->x.data != o->y.data || add->y.data != norm->x.data ||
+        !nib_cuda_whole_rows(o) || o->rows != norm->rows || !norm_route_at(device, at + 3, &layer->route) ||
+        layer->route.x != norm->x.data || layer->route.y != norm->y.data || layer->route.tokens != norm->rows)
         return 0;
     layer->attention = attention_of(device, attend);
-    layer->o = skinny_of(o, 1, add, NULL, 0, o->rows);
+    layer->o = nib_cuda_skinny_of(o, 1, add, NULL, 0, o->rows);
     if (!is_paged(attend, &layer->attention) || layer->attention.keys.data != layer->fresh.keys.data ||
-        layer->attention.values.data != layer->fresh.values.data || !is_dead(device, at + 6, attend->x.data) ||
-        !is_dead(device, at + 6, layer->fresh.k) || !is_dead(device, at + 6, attend->y.data) ||
-        !is_dead(device, at + 6, o->y.data))
+        layer->attention.values.data != layer->fresh.values.data ||
+        !nib_cuda_is_dead(device, at + 6, attend->x.data) || !nib_cuda_is_dead(device, at + 6, layer->fresh.k) ||
+        !nib_cuda_is_dead(device, at + 6, attend->y.data) || !nib_cuda_is_dead(device, at + 6, o->y.data))
         return 0;
     return at + 6 - i;
 }
@@ -545,7 +406,7 @@ static int32_t lower_layer(struct nib_device *device, int32_t i, const float *br
     norm_routed(device, i + taken - 3,
                 nib_cuda_run_layer(device->stream, &device->view, &layer, device->multiprocessors),
                 "layer up to its experts");
-    set_half(device, device->ops[i].x, false);
+    nib_cuda_set_half(device, device->ops[i].x, false);
     return taken;
 }
 
@@ -572,7 +433,7 @@ static int32_t lower_one(struct nib_device *device, int32_t i)
     case NIB_CUDA_HEAD_NORM:
         return lower_head_norm(device, op);
     case NIB_CUDA_LINEAR:
-        return lower_linear(device, i);
+        return nib_cuda_lower_linear(device, i);
     case NIB_CUDA_LINEAR_HEADS:
         return lower_linear_heads(device, op);
     case NIB_CUDA_ROPE:

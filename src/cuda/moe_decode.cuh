@@ -17,8 +17,8 @@
 #define NIB_MOE_MAX_STAGES 16
 #define NIB_MOE_MAX_SLOTS 4           // of a tile's sums; as many as finishing warps, or twice
 #define NIB_MOE_TALL_TILE_BYTES 40000 // most bytes of packed rows in a tile of more than 16 of them
-#define NIB_MOE_FEW_ROUTES \
-    32 // up to so many, all warps share a tile, and the ring has NIB_MOE_FEW_BYTES or three stages
+// Up to so many routes all warps share a tile, and the ring has so many bytes or three stages.
+#define NIB_MOE_FEW_ROUTES 32
 #define NIB_MOE_FEW_BYTES (75 * 1024)
 #define NIB_MOE_MAX_PAIRS 10 // pairs of blocks whose activations a warp holds in registers
 #define NIB_MOE_MAX_COLUMNS (NIB_MOE_MULTIPLY_WARPS * NIB_MOE_MAX_PAIRS * 64)

@@ -98,7 +98,8 @@ __device__ inline int list_groups(const nib_moe_args &args, routing &r, int lane
     return carried >> 16;
 }
 
-// The same for at most 32 routes, one a lane and all tiles of one weight, without a look at every expert: a step's latency is the call's.
+// The same for at most 32 routes, one a lane and all tiles of one weight, without a look at every expert: a step's latency
+// is the call's.
 __device__ inline int sort_few_routes(const nib_moe_args &args, routing &r, int lane)
 {
     int expert = lane < args.routes ? args.expert_ids[lane] - args.first_expert : -1;

@@ -92,8 +92,8 @@ nib_status nib_bind_linear(struct nib_model *model, struct nib_checkpoint *check
                            int64_t rows, int64_t cols, bool may_narrow, struct nib_weight *weight,
                            struct nib_weight *bias, struct nib_error *err);
 
-// inv_freq and the multiplier of cos and sin for default, dynamic, linear, llama3 and yarn; other types are refused by `config`'s name.
-// The arithmetic is fp32 in the order of the transformers library, whose results models are compared with.
+// inv_freq and the multiplier of cos and sin for default, dynamic, linear, llama3 and yarn; other types are refused by
+// `config`'s name. The arithmetic is fp32 in the order of the transformers library, whose results models are compared with.
 nib_status nib_rope_table(const struct nib_config *config, const struct nib_rope_config *rope, int64_t dims,
                           float *inv_freq /* [dims / 2] */, float *scale, struct nib_error *err);
 
