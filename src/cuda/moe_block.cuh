@@ -50,11 +50,6 @@ __device__ __forceinline__ share find_share(const nib_moe_args &args, const rout
     return {group, tile, (next_group - group) * static_cast<int>(tiles) + next_tile - tile};
 }
 
-__device__ __forceinline__ float4 add(const float4 &a, const float4 &b)
-{
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
 __device__ __forceinline__ nib_expert expert_at(const nib_moe_table &table, int index)
 {
     if (!table.affine)

@@ -69,7 +69,6 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
     }
     __syncthreads();
     allow_next_kernel();
-    block.routes.n_groups = n_groups;
     block.shares = shares;
 
     if (n_groups > 0) {

@@ -117,6 +117,11 @@ __device__ __forceinline__ void finish_rows(const nib_moe_args &args, const bloc
     }
 }
 
+__device__ __forceinline__ float4 add(const float4 &a, const float4 &b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
 // The sums of a row group's slices in their order; of halves, each slice's two are added first.
 __device__ __forceinline__ float4 sum_partials(uint32_t partial, const nib_moe_product &p)
 {

@@ -334,9 +334,10 @@ __device__ __forceinline__ void multiply_product(const nib_moe_args &args, const
             barrier_arrive(block.activations);
         if (exact || !fast)
             multiply_items<P, 0, apart>(args, block, p, at, count, b, s, from, lane);
-        else if (!apart && from.spread == 4)
-            multiply_items<P, apart ? 2 : 4, apart>(args, block, p, at, count, b, s, from, lane);
-        else if (from.spread == 2)
+        else if (!apart && from.spread == 4) {
+            if constexpr (!apart)
+                multiply_items<P, 4, apart>(args, block, p, at, count, b, s, from, lane);
+        } else if (from.spread == 2)
             multiply_items<P, 2, apart>(args, block, p, at, count, b, s, from, lane);
         else
             multiply_items<P, 1, apart>(args, block, p, at, count, b, s, from, lane);

@@ -19,7 +19,6 @@ __device__ __forceinline__ unsigned tile_weight(const nib_moe_args &args, int co
 
 // Lies at routing_offset of shared memory.
 struct routing {
-    int n_groups;
     route_group *groups; /* [routes] at most */
     uint16_t *slots;     /* [routes] route indices, by expert, ascending within one */
     uint32_t *rank;      /* [routes] expert << 16 | place among the expert's routes; ~0: foreign */
@@ -33,7 +32,6 @@ __device__ __forceinline__ routing routing_at(uint8_t *memory, int routes)
     r.rank = reinterpret_cast<uint32_t *>(r.groups + routes);
     r.slots = reinterpret_cast<uint16_t *>(r.rank + routes);
     r.count = reinterpret_cast<int *>(r.slots + (routes + 1) / 2 * 2);
-    r.n_groups = 0;
     return r;
 }
 
