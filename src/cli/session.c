@@ -50,6 +50,14 @@ static void on_upload(void *user, uint64_t bytes)
     nib_progress_update(&opening->bar, (int64_t)(opening->uploaded >> 20));
 }
 
+// What an upload took, where anybody was kept waiting.
+static void print_upload(const struct opening *opening)
+{
+    double seconds = nib_seconds() - opening->bar.started, gib = (double)opening->uploaded / 0x1p30;
+    if (opening->options->print_plan && opening->uploaded && seconds >= 0.5)
+        fprintf(stderr, "weights: %.2f GiB on the device after %.1f s, %.1f GiB/s\n", gib, seconds, gib / seconds);
+}
+
 nib_status open_tokenizer(const char *folder, struct nib_tokenizer **tokenizer, struct nib_error *err)
 {
     return nib_tokenizer_open(tokenizer, folder, NULL, err);
@@ -125,6 +133,8 @@ nib_status session_open(struct session *session, const char *path, const struct 
     };
     nib_status status = nib_engine_open(path, &engine, &session->engine, err);
     nib_progress_end(&opening.bar);
+    if (!status)
+        print_upload(&opening);
     if (!status)
         status = open_tokenizer(path, &session->tokenizer, err);
     if (!status)
