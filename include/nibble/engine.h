@@ -3,7 +3,7 @@
 //
 // Results are deterministic: the logits of a sequence have the same bits whatever else is in the batch, however its
 // prompt was cut into chunks, and for any number of threads; on device "cuda" when opened with `deterministic`, which costs
-// speed with many tokens in a step.
+// speed with many sequences or tokens in a step.
 //
 // Threads: an engine, its sequences and its batches belong to one thread at a time.
 #ifndef NIBBLE_ENGINE_H

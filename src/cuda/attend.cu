@@ -111,11 +111,9 @@ cudaError_t nib_cuda_attend_paged(cudaStream_t stream, const struct nib_cuda_ste
 {
     if (!fits(*step, *call))
         return cudaErrorInvalidValue;
-    attend_args args = {*call, *step, {}};
     bool latent = call->head_dim == 576; // no prefill kernel
-    if (latent)
-        args.call.by_row = true;
-    if (args.call.by_row || call->longest <= NIB_CUDA_DECODE_ROWS)
+    attend_args args = {*call, *step, {}, call->by_row || latent};
+    if (args.all_rows || call->longest <= NIB_CUDA_DECODE_ROWS)
         return nib_attend_decode(stream, args);
     cudaError_t error = nib_attend_prefill(stream, args);
     return error != cudaSuccess || step->n_sequences == 1 ? error : nib_attend_decode(stream, args);
@@ -137,7 +135,7 @@ cudaError_t nib_cuda_attend_fresh(cudaStream_t stream, const struct nib_cuda_ste
 {
     if (!fits(*step, *call) || !nib_cuda_attend_fresh_takes(call, fresh))
         return cudaErrorInvalidValue;
-    return nib_attend_decode(stream, {*call, *step, *fresh});
+    return nib_attend_decode(stream, {*call, *step, *fresh, call->by_row});
 }
 
 cudaError_t nib_cuda_rotate_and_append(cudaStream_t stream, const struct nib_cuda_step *step,

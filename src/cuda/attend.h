@@ -1,9 +1,10 @@
 // Attention over the paged bf16 cache, for any mix of decodes and prompts.
 //
-// Sequences with few rows in the step go to the decode kernel: the cached tokens that a row sees are cut into splits whose
-// size depends on the row's own position alone, all query heads of a kv head share one pass over them, and the splits are
-// added in order. A row's bits depend on nothing else in the step. Sequences with more rows go to the prefill kernel:
-// tiles of rows times the query heads of a kv head, on the tensor cores.
+// Sequences with few rows in the step go to the decode kernel. It cuts the cached tokens that a row sees into splits,
+// into fewer where there are many rows; all query heads of a kv head share one pass over a split, and splits are added
+// in order. With `by_row` they depend on the row's own position alone, and so the row's bits on nothing else in the
+// step. Sequences with more rows go to the prefill kernel: tiles of rows times the query heads of a kv head, on the
+// tensor cores.
 // Dao, "FlashAttention-2" (2023); Dao et al., "Flash-Decoding" (2023).
 #ifndef NIB_CUDA_ATTEND_H
 #define NIB_CUDA_ATTEND_H
@@ -37,7 +38,8 @@ struct nib_cuda_attention {
     const float *sinks; /* [n_heads], or NULL */
     // The most rows that a sequence has in this step: 1 for a step of decodes alone.
     int32_t longest;
-    // Every row goes to the decode kernel, so that its bits do not depend on how a prompt was cut into steps. Slow.
+    // Every row goes to the decode kernel and is divided as if it were alone, so that its bits depend neither on other
+    // rows nor on how a prompt was cut into steps. Slow.
     bool by_row;
 };
 
@@ -49,8 +51,8 @@ bool nib_cuda_attend_takes(int32_t head_dim, int32_t v_dim);
 cudaError_t nib_cuda_attend_paged(cudaStream_t stream, const struct nib_cuda_step *step,
                                   const struct nib_cuda_attention *call);
 
-// What comes before: q is rotated in place at its rows' positions; k, rotated, and v go to their pages as bf16. Rows with a
-// negative position are left alone. v may be NULL (one cache holds both).
+// What comes before: q is rotated in place at its rows' positions; k, rotated, and v go to their pages as bf16. Rows
+// with a negative position are left alone. v may be NULL (one cache holds both).
 struct nib_cuda_rotate_append {
     float *q;       /* [T, q_heads * head_dim], or NULL */
     const float *k; /* [T, k_heads * k_dim], k_heads * k_dim = keys.width */

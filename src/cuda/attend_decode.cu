@@ -1,10 +1,11 @@
-// Attention for rows of few-row sequences. A cluster of eight blocks, or one where a window is short, takes a row and a kv
-// head, with up to 8 or 16 of its query heads, and divides the tokens that the row sees. Four warps of a block take tiles
-// of 16 tokens in turn, each through its own ring in shared memory, and multiply keys times queries and values times
-// probabilities on the tensor cores with the heads in the columns: with 8 heads to a kv head nothing is computed in vain.
-// The warps' sums meet in shared memory, and the blocks' over the cluster. Loads of tokens from earlier steps begin before
-// the previous kernel has ended. Where a sequence has one row, the launch can turn the queries and the key itself and
-// write the new row: the warp that comes to its tile puts it there.
+// Attention for rows of few-row sequences. A cluster of up to eight blocks, or one where a window is short or rows are
+// many, takes a row and a kv head, with up to 8 or 16 of its query heads, and divides the tokens that the row sees.
+// Four warps of a block take tiles of 16 tokens in turn, each through its own ring in shared memory, and multiply keys
+// times queries and values times probabilities on the tensor cores with the heads in the columns: with 8 heads to a kv
+// head nothing is computed in vain. The warps' sums meet in shared memory, and the blocks' over the cluster. Loads of
+// tokens from earlier steps begin before the previous kernel has ended. Where a sequence has one row, the launch can
+// turn the queries and the key itself and write the new row: the warp that comes to its tile puts it there.
+#include <algorithm>
 #include <cooperative_groups.h>
 
 #include "cuda/attend_shape.cuh"
@@ -19,8 +20,10 @@ namespace
 
 constexpr int warps = 4, threads = 32 * warps;
 constexpr int tile_tokens = 16;
-constexpr int cluster_blocks = 8; // of a row that may see many tokens
-constexpr int few_tiles = 12;     // that one block works through
+constexpr int most_blocks = 8;   // of a row that may see many tokens
+constexpr int few_tiles = 12;    // that one block works through
+constexpr int busy_blocks = 256; // two a multiprocessor: with as many, a row's tokens are left together
+constexpr int most_tiles = 512;  // of a block: a long row among short ones should not keep everybody waiting
 
 // One head's largest logit (times log2 e) and the sum of its probabilities, relative to that.
 struct head_sum {
@@ -41,7 +44,7 @@ template <int key_dim, int v_dim, int groups, bool latent> struct shape {
     static constexpr int shared_bytes = warps * warp_bytes;
 };
 
-// What a block works on. How the tokens are divided depends on what the row sees and on nothing else.
+// What a block works on. How the tokens are divided depends on what the row sees and on how many blocks it has.
 struct unit {
     int row, kv_head, first_head, heads; // heads: how many of the columns are in use
     int first, position;                 // tokens seen: first … position
@@ -53,7 +56,7 @@ struct unit {
 };
 
 // False where there is nothing to do.
-template <int blocks> __device__ __forceinline__ bool find_unit(const attend_args &args, int heads_each, unit &u)
+__device__ __forceinline__ bool find_unit(const attend_args &args, int heads_each, unit &u)
 {
     const nib_cuda_attention &call = args.call;
     int group = call.n_heads / call.n_kv_heads, chunks = (group + heads_each - 1) / heads_each;
@@ -68,7 +71,7 @@ template <int blocks> __device__ __forceinline__ bool find_unit(const attend_arg
         return false;
     u.first = first_visible(u.position, call.window);
     int first_tile = u.first / tile_tokens, tiles = u.position / tile_tokens - first_tile + 1;
-    int each = max(warps, (tiles + blocks - 1) / blocks);
+    int each = max(warps, (tiles + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
     u.tile = first_tile + static_cast<int>(blockIdx.x) * each;
     u.end = min(u.tile + each, first_tile + tiles);
     u.blocks = (tiles + each - 1) / each;
@@ -93,13 +96,19 @@ __device__ __forceinline__ void copy_rows(const nib_cuda_cache &cache, int64_t r
     }
 }
 
+__device__ __forceinline__ int32_t page_of_tile(const attend_args &args, const unit &u, int tile)
+{
+    return u.table[tile * tile_tokens >> args.step.page_shift];
+}
+
+// `page` is page_of_tile.
 template <typename S>
-__device__ __forceinline__ void copy_tile(const attend_args &args, const unit &u, int tile, uint32_t target,
-                                          int lane)
+__device__ __forceinline__ void copy_tile(const attend_args &args, const unit &u, int tile, int32_t page,
+                                          uint32_t target, int lane)
 {
     const nib_cuda_attention &call = args.call;
     int first = tile * tile_tokens, skip = u.first - first, end = u.cached - first + 1;
-    int64_t row = cached_row(args.step, u.table, first);
+    int64_t row = row_in_page(args.step, page, first);
     copy_rows<S::key_pieces, S::key_pitch>(call.keys, row, u.kv_head * call.head_dim, skip, end, target, lane);
     if constexpr (S::stage_bytes > S::key_bytes)
         copy_rows<S::value_pieces, S::value_pitch>(call.values, row, u.kv_head * call.v_dim, skip, end,
@@ -356,12 +365,12 @@ __device__ __forceinline__ void add_blocks(const attend_args &args, const unit &
 {
     cg::cluster_group cluster = cg::this_cluster();
     cluster.sync();
-    int items = u.heads * (v_dim / 4), each = (items + cluster_blocks - 1) / cluster_blocks,
+    int blocks = static_cast<int>(gridDim.x), items = u.heads * (v_dim / 4), each = (items + blocks - 1) / blocks,
         begin = static_cast<int>(blockIdx.x) * each;
     for (int item = begin + static_cast<int>(threadIdx.x); item < min(items, begin + each); item += threads) {
         int head = item / (v_dim / 4), column = item % (v_dim / 4) * 4;
         float4 values;
-        head_sum sum = add_parts<cluster_blocks>(
+        head_sum sum = add_parts<most_blocks>(
             u.blocks, values, [&](int i) { return cluster.map_shared_rank(block_sums, i)[head]; },
             [&](int i) {
                 return *reinterpret_cast<const float4 *>(&cluster.map_shared_rank(block_values, i)[head][column]);
@@ -371,9 +380,9 @@ __device__ __forceinline__ void add_blocks(const attend_args &args, const unit &
     cluster.sync(); // no block ends while another reads its sums
 }
 
-template <int key_dim, int v_dim, int groups, bool latent, int blocks, bool turning>
-__global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
-    attend_decode(const __grid_constant__ attend_args args)
+// Grid: blocks of a row and kv head, which are a cluster; kv heads, times the chunks of their query heads; rows.
+template <int key_dim, int v_dim, int groups, bool latent, bool turning>
+__global__ void __launch_bounds__(threads) attend_decode(const __grid_constant__ attend_args args)
 {
     using S = shape<key_dim, v_dim, groups, latent>;
     extern __shared__ __align__(128) uint8_t memory[];
@@ -383,7 +392,7 @@ __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
     uint8_t *own = memory + warp * S::warp_bytes;
     uint32_t ring = shared_address(own);
     unit u;
-    bool any = find_unit<blocks>(args, S::heads, u);
+    bool any = find_unit(args, S::heads, u);
     int tile = any ? u.tile + warp : 0, end = any ? u.end : 0, started = 0;
     __shared__ __align__(16) float2 turns[turning ? key_dim / 2 : 1];
     for (; started < S::stages; started++) { // what earlier steps have cached can be had at once
@@ -391,7 +400,7 @@ __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
         if (next < end && (next + 1) * tile_tokens > u.fresh)
             break;
         if (next < end)
-            copy_tile<S>(args, u, next, ring + started * S::stage_bytes, lane);
+            copy_tile<S>(args, u, next, page_of_tile(args, u, next), ring + started * S::stage_bytes, lane);
         commit_copies();
     }
     if constexpr (turning) {
@@ -406,7 +415,7 @@ __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
     for (; started < S::stages; started++) {
         int next = tile + started * warps;
         if (next < end)
-            copy_tile<S>(args, u, next, ring + started * S::stage_bytes, lane);
+            copy_tile<S>(args, u, next, page_of_tile(args, u, next), ring + started * S::stage_bytes, lane);
         commit_copies();
     }
     accumulator<v_dim, groups> acc = {};
@@ -420,6 +429,8 @@ __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
         fresh_row<turning ? key_dim : 64> row;
         if (turning && last < end && (last - tile) % warps == 0)
             row.load(args, u, lane);
+        int next = tile + S::stages * warps;
+        int32_t next_page = next < end ? page_of_tile(args, u, next) : 0; // looked up before it is needed
 #pragma unroll 1
         for (int stage = 0; tile < end; tile += warps) {
             wait_copies<S::stages - 1>();
@@ -431,9 +442,12 @@ __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
             }
             attend_tile<S, key_dim, v_dim, groups>(args, u, tile, ring + stage * S::stage_bytes, q, acc, lane);
             __syncwarp();
-            if (tile + S::stages * warps < end)
-                copy_tile<S>(args, u, tile + S::stages * warps, ring + stage * S::stage_bytes, lane);
+            if (next < end)
+                copy_tile<S>(args, u, next, next_page, ring + stage * S::stage_bytes, lane);
             commit_copies();
+            next += warps;
+            if (next < end)
+                next_page = page_of_tile(args, u, next);
             stage = stage + 1 == S::stages ? 0 : stage + 1;
         }
     }
@@ -442,36 +456,43 @@ __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
     spill<S>(acc, reinterpret_cast<float *>(own), sums[warp], lane);
     __syncthreads();
     add_warps<S, v_dim>(args, u, memory, sums, block_values, block_sums);
-    if (blocks > 1 && u.blocks > 1)
+    if (u.blocks > 1)
         add_blocks<S, v_dim>(args, u, block_values, block_sums);
 }
 
-template <typename S>
-cudaError_t launch_kernel(cudaStream_t stream, const attend_args &args, void (*kernel)(attend_args), int blocks)
+// The start of a block and the adding up of a cluster take as long as tens of tiles, so that with many rows a row has
+// few blocks; with `by_row` always as many as alone, so that its bits do not depend on the others. Rows of prompts,
+// which end at once, do not count.
+unsigned blocks_of_row(const attend_args &args, int columns)
 {
-    int group = args.call.n_heads / args.call.n_kv_heads;
-    int columns = args.call.n_kv_heads * ((group + S::heads - 1) / S::heads);
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes);
-    if (error != cudaSuccess)
-        return error;
-    dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(columns),
-              static_cast<unsigned>(args.step.n_tokens));
-    return nib_launch(kernel, grid, threads, static_cast<size_t>(S::shared_bytes), stream, args);
+    const nib_cuda_attention &call = args.call;
+    if (call.window && call.window <= (few_tiles - 1) * tile_tokens)
+        return 1;
+    int reach = args.step.reach, rows = args.all_rows ? args.step.n_tokens : args.step.n_sequences;
+    int tiles = (call.window ? std::min(call.window, reach) : reach) / tile_tokens;
+    unsigned blocks = call.by_row ? most_blocks : 1;
+    while (blocks < most_blocks && (rows * columns * static_cast<int>(blocks) < busy_blocks ||
+                                    tiles > most_tiles * static_cast<int>(blocks)))
+        blocks *= 2;
+    return blocks;
 }
 
 template <int key_dim, int v_dim, int groups, bool latent = false, bool may_turn = false>
 cudaError_t launch(cudaStream_t stream, const attend_args &args)
 {
     using S = shape<key_dim, v_dim, groups, latent>;
-    bool few = args.call.window && args.call.window <= (few_tiles - 1) * tile_tokens;
-    int blocks = few ? 1 : cluster_blocks;
-    auto kernel = few ? attend_decode<key_dim, v_dim, groups, latent, 1, false>
-                      : attend_decode<key_dim, v_dim, groups, latent, cluster_blocks, false>;
+    auto kernel = attend_decode<key_dim, v_dim, groups, latent, false>;
     if constexpr (may_turn)
         if (args.fresh.k)
-            kernel = few ? attend_decode<key_dim, v_dim, groups, latent, 1, true>
-                         : attend_decode<key_dim, v_dim, groups, latent, cluster_blocks, true>;
-    return launch_kernel<S>(stream, args, kernel, blocks);
+            kernel = attend_decode<key_dim, v_dim, groups, latent, true>;
+    int group = args.call.n_heads / args.call.n_kv_heads;
+    int columns = args.call.n_kv_heads * ((group + S::heads - 1) / S::heads);
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes);
+    if (error != cudaSuccess)
+        return error;
+    unsigned blocks = blocks_of_row(args, columns);
+    dim3 grid(blocks, static_cast<unsigned>(columns), static_cast<unsigned>(args.step.n_tokens));
+    return nib_launch_clusters(kernel, grid, blocks, threads, static_cast<size_t>(S::shared_bytes), stream, args);
 }
 
 } // namespace

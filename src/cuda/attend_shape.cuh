@@ -12,6 +12,7 @@ struct attend_args {
     nib_cuda_attention call;
     nib_cuda_step step;
     nib_cuda_rotate_append fresh; // what the launch rotates and appends itself, or all zeros
+    bool all_rows;                // prompts' rows too go to the decode kernel
 };
 
 // 16 bytes from a cached row to shared memory, past the L1.
@@ -67,11 +68,15 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
     return pair;
 }
 
-// Row of the cache that holds a token of the sequence with this table.
+// Row of the cache that holds a token, of a sequence whose page for it is known, or with this table.
+__device__ __forceinline__ int64_t row_in_page(const nib_cuda_step &step, int32_t page, int token)
+{
+    return (static_cast<int64_t>(page) << step.page_shift) + (token & (step.page_tokens - 1));
+}
+
 __device__ __forceinline__ int64_t cached_row(const nib_cuda_step &step, const int32_t *table, int token)
 {
-    return (static_cast<int64_t>(table[token >> step.page_shift]) << step.page_shift) +
-           (token & (step.page_tokens - 1));
+    return row_in_page(step, table[token >> step.page_shift], token);
 }
 
 __device__ __forceinline__ uint16_t to_bf16(float x)
@@ -111,7 +116,7 @@ __device__ __forceinline__ int first_visible(int position, int window)
 
 __device__ __forceinline__ bool is_prompt(const attend_args &args, int sequence)
 {
-    if (args.call.by_row || args.call.longest <= NIB_CUDA_DECODE_ROWS)
+    if (args.all_rows || args.call.longest <= NIB_CUDA_DECODE_ROWS)
         return false;
     const int32_t *first_row = args.step.first_row + sequence;
     return first_row[1] - first_row[0] > NIB_CUDA_DECODE_ROWS;

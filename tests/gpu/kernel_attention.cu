@@ -170,6 +170,7 @@ attention_result run(const paged_step &p, bool by_row, int first = 0, int count 
     step.page_tokens = page_tokens;
     step.page_shift = page_shift;
     step.table_width = p.table_width;
+    step.reach = p.table_width * page_tokens;
     step.positions = positions_there.data();
     step.sequence_of = sequence_there.data();
     step.first_row = first_there.data();
@@ -234,10 +235,10 @@ void check_case(const char *name, const head_shape &shape, const std::vector<seq
     size_t width = static_cast<size_t>(shape.n_heads) * shape.v_dim;
     bool alone = true;
     for (size_t s = 0; s < sequences.size(); s += 1 + sequences.size() / 4) {
-        attention_result one = run(p, false, static_cast<int>(s), 1);
-        alone &= same_bits(one.y.data(), all.y.data() + p.first_row[s] * width, one.y.size());
+        attention_result one = run(p, true, static_cast<int>(s), 1);
+        alone &= same_bits(one.y.data(), by_row.y.data() + p.first_row[s] * width, one.y.size());
     }
-    expect(alone, "a sequence's attention does not depend on its neighbours");
+    expect(alone, "row by row a sequence's attention does not depend on its neighbours");
 }
 
 void check_rotation(bool interleaved, int first, int dims)
@@ -261,6 +262,7 @@ void check_rotation(bool interleaved, int first, int dims)
     step.page_tokens = page_tokens;
     step.page_shift = page_shift;
     step.table_width = p.table_width;
+    step.reach = p.table_width * page_tokens;
     step.positions = positions.data();
     step.sequence_of = sequence_of.data();
     step.first_row = first_row.data();
@@ -314,9 +316,12 @@ void check_rotation(bool interleaved, int first, int dims)
 }
 
 // Rotating, appending and attending in one launch against three steps of it.
-void check_fresh(int n_heads, int n_kv_heads, int dim, int window)
+void check_fresh(int n_heads, int n_kv_heads, int dim, int window, int repeats = 1)
 {
-    std::vector<sequence_shape> sequences = {{0, 1}, {1, 1}, {15, 1}, {16, 1}, {130, 1}, {2048, 1}, {777, 1}};
+    std::vector<sequence_shape> sequences;
+    for (int i = 0; i < repeats; i++)
+        for (int cached : {0, 1, 15, 16, 130, 2048, 777})
+            sequences.push_back({cached, 1});
     paged_step p({n_heads, n_kv_heads, dim, dim, window, true, false}, sequences, 11);
     random_numbers random(12);
     size_t width = static_cast<size_t>(n_kv_heads) * dim, y_width = static_cast<size_t>(n_heads) * dim;
@@ -335,6 +340,7 @@ void check_fresh(int n_heads, int n_kv_heads, int dim, int window)
     step.page_tokens = page_tokens;
     step.page_shift = page_shift;
     step.table_width = p.table_width;
+    step.reach = p.table_width * page_tokens;
     step.positions = positions.data();
     step.sequence_of = sequence_of.data();
     step.first_row = first_row.data();
@@ -472,6 +478,18 @@ void check_attention()
         check_case("mixed", {9, 3, 64, 64, window, false, false}, mixed, seed++, 5);
     }
     check_case("decode", {64, 4, 64, 64, 0, true, false}, decodes, seed++, 5);
+    // As many rows as get two blocks or one, and a long one among them.
+    for (int rows : {20, 40}) {
+        std::vector<sequence_shape> many;
+        for (int i = 0; i < rows; i++)
+            many.push_back({(i * 379 + 1) % 1500, 1});
+        check_case("many rows", {24, 8, 64, 64, 0, true, false}, many, seed++, 7);
+        check_case("many rows", {24, 8, 64, 64, 500, false, false}, many, seed++, 7);
+        check_case("many rows", {16, 8, 128, 128, 0, true, false}, many, seed++, 7);
+        check_case("many rows", {40, 1, 576, 512, 0, true, true}, many, seed++, 37);
+        many[3].cached = 17000;
+        check_case("many rows, one long", {24, 8, 64, 64, 0, true, false}, many, seed++, 23);
+    }
     for (const head_shape &shape :
          {head_shape{4, 2, 16, 16, 16, true, false}, head_shape{8, 2, 32, 32, 16, true, false},
           head_shape{4, 4, 48, 32, 0, false, false}, head_shape{8, 1, 48, 48, 5, false, false},
@@ -484,6 +502,8 @@ void check_attention()
     }
     for (int window : {0, 128, 500}) {
         check_fresh(64, 8, 64, window);
+        check_fresh(24, 8, 64, window, 3);
+        check_fresh(24, 8, 64, window, 6);
         check_fresh(20, 1, 64, window);
         check_fresh(6, 2, 128, window);
         check_fresh(32, 2, 128, window);
