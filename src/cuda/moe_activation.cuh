@@ -4,26 +4,24 @@
 
 #include "nibble/moe.h"
 
+// The quotient's few units in the last place are far below the rounding of h to bf16.
 __device__ __forceinline__ float sigmoid(float x)
 {
-    return 1.0f / (1.0f + __expf(-x));
+    return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
+// All kinds but SiTU are g * sigmoid(alpha * g) * (u + offset) of clamped gate and up.
 __device__ __forceinline__ float activate(const nib_activation &a, float gate, float up)
 {
-    // Comparisons, not fminf: a NaN must come through.
-    float g = gate > a.limit ? a.limit : gate;
-    float u = up > a.limit ? a.limit : up < -a.limit ? -a.limit : up;
-    switch (a.kind) {
-    case NIB_ACT_SILU:
-        return gate * sigmoid(gate) * up;
-    case NIB_ACT_SILU_CLAMP:
-        return g * sigmoid(g) * u;
-    case NIB_ACT_SWIGLU_OAI:
-        return g * sigmoid(a.alpha * g) * (u + 1.0f);
-    default: // NIB_ACT_SITU
+    if (a.kind == NIB_ACT_SITU)
         return a.beta * tanhf(gate / a.beta) * sigmoid(gate) * a.linear_beta * tanhf(up / a.linear_beta);
-    }
+    float limit = a.kind == NIB_ACT_SILU ? INFINITY : a.limit;
+    float alpha = a.kind == NIB_ACT_SWIGLU_OAI ? a.alpha : 1.0f,
+          offset = a.kind == NIB_ACT_SWIGLU_OAI ? 1.0f : 0.0f;
+    // Comparisons, not fminf: a NaN must come through.
+    float g = gate > limit ? limit : gate;
+    float u = up > limit ? limit : up < -limit ? -limit : up;
+    return g * sigmoid(alpha * g) * (u + offset);
 }
 
 #endif

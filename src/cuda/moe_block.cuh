@@ -27,8 +27,9 @@ struct block_state {
     uint32_t ring, partials;
 };
 
-// The shares of this block, for lanes 0 and 1: of W13 and of W2. Those of W13 differ by a tile at most, or by a tile's weight,
-// and so do those of both products together. Weights of 1024 groups' tiles, 1440 a group at most, times blocks are below 2^32.
+// The shares of this block, for lanes 0 and 1: of W13 and of W2. Those of W13 differ by a tile at most, or by a tile's
+// weight, and so do those of both products together. Weights of 1024 groups' tiles, 1440 a group at most, times blocks
+// are below 2^32.
 __device__ __forceinline__ share find_share(const nib_moe_args &args, const routing &r, int n_groups, int lane)
 {
     int which = lane % 2;
@@ -68,10 +69,18 @@ __device__ __forceinline__ nib_expert expert_at(const nib_moe_table &table, int 
     return e;
 }
 
-// The place of a tile's row in its stage: in W13 every 16 rows are 8 gate rows and then their 8 up rows.
-__device__ __forceinline__ int place_of(int which, int half, int row)
+// The half of a place's 16 rows in which a half's row lies: the same, but in every other pair of rows that alternate in
+// one region they change places (see halves_exchanged).
+__device__ __forceinline__ int half_at(const nib_moe_product &p, int half, int row)
 {
-    return which == 0 ? row + (row & ~7) + half * 8 : row;
+    return half ^ (p.halves_exchanged ? row >> 1 & 1 : 0);
+}
+
+// The place of a tile's row in its stage: in W13 every 16 rows are 8 gate rows and then their 8 up rows, as half_at has
+// them.
+__device__ __forceinline__ int place_of(const nib_moe_product &p, int which, int half, int row)
+{
+    return which == 0 ? row + (row & ~7) + half_at(p, half, row) * 8 : row;
 }
 
 // Where the place's row lies among the tile's rows in memory.
@@ -79,8 +88,8 @@ __device__ __forceinline__ int memory_row(const nib_moe_product &p, int which, i
 {
     if (which == 1)
         return place;
-    int row = place / 16 * 8 + place % 8, up = place >> 3 & 1;
-    return p.interleaved ? 2 * row + up : row + up * p.tile_rows;
+    int row = place / 16 * 8 + place % 8, half = half_at(p, place >> 3 & 1, row);
+    return p.interleaved ? 2 * row + half : row + half * p.tile_rows;
 }
 
 // Where the scales of that place lie among the tile's scales, and its packed bytes among the packed, in rows.
@@ -94,10 +103,10 @@ __device__ __forceinline__ int packed_row(const nib_moe_product &p, int which, i
     return p.rows_by_region ? memory_row(p, which, place) : place;
 }
 
-// Few routes leave columns of the tensor-core tile idle. They then take `spread` columns each, and block i of a slice goes
-// into column i % spread of them: sums of several blocks are scaled at once, by as many lanes. The order of every sum
-// stays the same, in four classes of blocks (i % 4), so a route's bits do not depend on the spread. A warp that has every
-// other pair has two of the classes.
+// Few routes leave columns of the tensor-core tile idle. They then take `spread` columns each, and block i of a slice
+// goes into column i % spread of them: sums of several blocks are scaled at once, by as many lanes. The order of every
+// sum stays the same, in four classes of blocks (i % 4), so a route's bits do not depend on the spread. A warp that has
+// every other pair has two of the classes.
 __device__ __forceinline__ int spread_of(const nib_moe_product &p, const route_group &group)
 {
     return group.count <= 2 && !p.classes_apart ? 4 : group.count <= 4 ? 2 : 1;

@@ -1,7 +1,7 @@
 // The MoE layer for few tokens as one persistent kernel. Each block streams its share of the touched experts' rows, in
-// tiles, through a ring of shared-memory stages: two warps issue bulk copies, twelve, in one team or two, decode and multiply
-// on the tensor cores, two finish tiles. The stream runs on from the rows of W13 into those of W2, which need nothing from
-// the first product until they are multiplied. docs/performance.md has the reasoning and the figures.
+// tiles, through a ring of shared-memory stages: two warps issue bulk copies, twelve, in one team or two, decode and
+// multiply on the tensor cores, two finish tiles. The stream runs on from the rows of W13 into those of W2, which need
+// nothing from the first product until they are multiplied. docs/performance.md has the reasoning and the figures.
 #include "cuda/moe_decode.cuh"
 #include "cuda/moe_finish.cuh"
 #include "cuda/moe_multiply.cuh"
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // the same in a warp, for the compiler to see
 
     block_state block;
-    block.full = shared_address(barriers);
+    block.full = opaque(shared_address(barriers)); // or it would be worked out again before every use
     block.empty = block.full + 8 * max_stages;
     block.partial_full = block.empty + 8 * max_stages;
     block.partial_empty = block.partial_full + 8 * max_slots;
@@ -56,8 +56,16 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
         barrier_init_fence();
     }
     wait_for_previous_kernel();
+    bool by_lanes = args.routes <= NIB_MOE_LANE_ROUTES;
+    int groups = 0;
+    if (!by_lanes) {
+        uint16_t *counts = reinterpret_cast<uint16_t *>(memory + args.partial_offset);
+        groups = sort_routes<NIB_MOE_DECODE_THREADS / 32>(args, block.routes, counts, warp, lane);
+        __syncthreads();
+    }
     if (warp == 0) {
-        int groups = sort_routes(args, block.routes, lane);
+        if (by_lanes)
+            groups = sort_few_routes(args, block.routes, lane);
         __syncwarp();
         if (groups > 0) {
             share mine = find_share(args, block.routes, groups, lane);

@@ -20,6 +20,8 @@
 // Up to so many routes all warps share a tile, and the ring has so many bytes or three stages.
 #define NIB_MOE_FEW_ROUTES 32
 #define NIB_MOE_FEW_BYTES (75 * 1024)
+#define NIB_MOE_LANE_ROUTES 32 // so many are sorted by one warp, a lane each
+static_assert(NIB_MOE_LANE_ROUTES <= 32 && NIB_MOE_LANE_ROUTES <= NIB_MOE_FEW_ROUTES, "their tiles all weigh the same");
 #define NIB_MOE_MAX_PAIRS 10 // pairs of blocks whose activations a warp holds in registers
 #define NIB_MOE_MAX_COLUMNS (NIB_MOE_MULTIPLY_WARPS * NIB_MOE_MAX_PAIRS * 64)
 #define NIB_MOE_MAX_EXPERTS 1024

@@ -14,9 +14,10 @@ enum nib_moe_scale_copy {
 };
 
 // One of the two products, W13 x and W2 h: how its rows are cut into tiles. A tile is 16 * row_groups rows over all
-// columns; each row group of 16 rows is shared by k_slices warps, so that the order of a sum depends on the layer alone.
-// One team of warps, or two by turns, takes the tiles. Where there are few routes one team can do what two would have done, to
-// the bit: its warps then have a slice's even pairs of blocks or its odd ones, which are in classes of their own.
+// columns; each row group of 16 rows is shared by k_slices warps, so that the order of a sum depends on the layer
+// alone. One team of warps, or two by turns, takes the tiles. Where there are few routes one team can do what two would
+// have done, to the bit: its warps then have a slice's even pairs of blocks or its odd ones, which are in classes of
+// their own.
 struct nib_moe_product {
     int columns, rows;               // columns of a row; rows in units of the output (I pairs for W13, K for W2)
     int blocks;                      // columns / 32
@@ -33,6 +34,9 @@ struct nib_moe_product {
     nib_moe_scale_copy scale_copy;
     bool rows_by_region; // packed rows by one or two bulk copies a tile, unpadded; else a copy a row
     bool interleaved;    // gate and up rows, and their scales, alternate in one region
+    // In a stage gate and up rows change places where bit 1 of the row is set: ldmatrix reads 8 places at once, and every
+    // other row of one region alone would meet a bank four times.
+    bool halves_exchanged;
 };
 
 // The expert table, or the first expert and the step from each to the next where all are alike.

@@ -8,14 +8,6 @@
 #include "cuda/moe_block.cuh"
 #include "cuda/pipeline.cuh"
 
-__device__ __forceinline__ float bias_at(const nib_moe_args &args, const void *bias, int64_t i)
-{
-    if (!args.has_bias)
-        return 0;
-    return args.bias_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16 *>(bias)[i])
-                          : static_cast<const float *>(bias)[i];
-}
-
 // Four columns of a token's y from its local routes, in their order; foreign routes' own outputs, where asked for, become
 // zeros.
 template <typename IsLocal>
@@ -60,105 +52,157 @@ __device__ __forceinline__ void sum_routes(const nib_moe_args &args, const block
                        [&](int route) { return block.routes.rank[route] != ~0u; });
 }
 
-// Of an expert's W13 gate and up, of W2 down twice.
-struct bias_vectors {
-    const void *first, *second;
+// Biases of an output row and of the one that a lane finishes with it: of W13 gate and up, of W2 eight rows further.
+struct bias_pair {
+    const uint8_t *first, *second; // null: none
+    int64_t step;                  // bytes from row to row
 };
 
-__device__ __forceinline__ bias_vectors biases_of(int which, const nib_expert &e)
+__device__ __forceinline__ bias_pair biases_of(const nib_moe_args &args, int which, const nib_expert &e, int row)
 {
-    return which == 0 ? bias_vectors{e.gate_bias, e.up_bias} : bias_vectors{e.down_bias, e.down_bias};
+    if (!args.has_bias)
+        return {nullptr, nullptr, 0};
+    int64_t step = (args.bias_bf16 ? 2 : 4) * (which == 0 ? args.gate_up_row_stride : 1);
+    const uint8_t *first = static_cast<const uint8_t *>(which == 0 ? e.gate_bias : e.down_bias) + row * step;
+    return {first, which == 0 ? static_cast<const uint8_t *>(e.up_bias) + row * step : first + 8 * step, step};
 }
 
-// Biases of rows g and g + 8 of a group of 16 rows (of W13: of gate and up row g), loaded before they are needed.
-__device__ __forceinline__ float2 load_biases(const nib_moe_args &args, int which, const bias_vectors &bias,
-                                              int row)
+// As they lie in memory, so that they can be loaded long before they are needed: what makes numbers of them waits for
+// them.
+struct raw_biases {
+    uint32_t first, second;
+};
+
+// Of the row `rows` further, which is `row`.
+__device__ __forceinline__ raw_biases load_biases(const nib_moe_args &args, int which, const bias_pair &biases,
+                                                  int rows, int row)
 {
-    if (!args.has_bias || row >= args.product[which].rows)
-        return make_float2(0, 0);
-    int64_t at = which == 0 ? row * args.gate_up_row_stride : row;
-    return make_float2(bias_at(args, bias.first, at), bias_at(args, bias.second, which == 0 ? at : at + 8));
+    if (!biases.first || row >= args.product[which].rows)
+        return {0, 0};
+    const uint8_t *first = biases.first + rows * biases.step, *second = biases.second + rows * biases.step;
+    if (args.bias_bf16)
+        return {*reinterpret_cast<const uint16_t *>(first), *reinterpret_cast<const uint16_t *>(second)};
+    return {*reinterpret_cast<const uint32_t *>(first), *reinterpret_cast<const uint32_t *>(second)};
 }
 
-__device__ __forceinline__ int finish_row(const nib_moe_product &p, int which, int tile, int row_group, int lane)
+__device__ __forceinline__ float bias_of(const nib_moe_args &args, uint32_t raw)
 {
-    return tile * p.tile_rows + row_group * (which == 0 ? 8 : 16) + lane / 4;
+    return __uint_as_float(args.bias_bf16 ? raw << 16 : raw);
 }
 
-// Lane (g, c) holds rows g and g + 8: of the group's routes 2c and 2c + 1, or of one route where routes take several
-// columns each.
-__device__ __forceinline__ void finish_rows(const nib_moe_args &args, const block_state &block, int which,
-                                            const route_group &group, int row, const float4 &sum,
-                                            const float2 &bias, int lane)
+// What a lane (g, c) of a finishing warp has to do with a group: the rows g and g + 8 of every 16 (of W13 gate and up
+// row g), of the group's routes 2c and 2c + 1, or of one where routes take several columns each.
+struct finish_part {
+    int routes;       // none, one or two
+    bool one_column;  // one route at most, whose sums are x and z
+    int64_t at[2];    // row g of each, in h or among the outputs
+    bias_pair biases; // of row g
+};
+
+// Rows of the output in 16 of a stage.
+__device__ __forceinline__ int sixteen(int which)
+{
+    return which == 0 ? 8 : 16;
+}
+
+__device__ __forceinline__ finish_part part_of_group(const nib_moe_args &args, const block_state &block, int which,
+                                                     int index, int lane)
 {
     const nib_moe_product &p = args.product[which];
-    int spread = spread_of(p, group), c = lane % 4;
-    int first = c * 2 / spread, count = spread == 1 ? 2 : spread == 2 || c % 2 == 0 ? 1 : 0;
-    if (row >= p.rows)
+    route_group group = block.routes.groups[index];
+    int spread = spread_of(p, group), c = lane % 4, row = lane / 4, first = c * 2 / spread;
+    finish_part part;
+    part.one_column = spread > 1;
+    part.routes = min(group.count - first, spread == 1 ? 2 : spread == 2 || c % 2 == 0 ? 1 : 0);
+    for (int i = 0; i < 2; i++)
+        part.at[i] =
+            i < part.routes ? static_cast<int64_t>(block.routes.slots[group.first + first + i]) * p.rows + row : 0;
+    part.biases = biases_of(args, which, expert_at(args.table, group.expert), row);
+    return part;
+}
+
+__device__ __forceinline__ void store_h_element(const nib_moe_args &args, int64_t at, float value)
+{
+    __nv_bfloat16 h = __float2bfloat16_rn(value);
+    args.h[at] = reinterpret_cast<uint16_t &>(h);
+    if (args.h_rest) {
+        float lost = value - __bfloat162float(h); // of an infinity nothing is lost, and inf - inf is no number
+        __nv_bfloat16 rest = __float2bfloat16_rn(isfinite(lost) ? lost : 0);
+        args.h[args.h_rest + at] = reinterpret_cast<uint16_t &>(rest);
+    }
+}
+
+__device__ __forceinline__ void finish_rows(const nib_moe_args &args, const nib_moe_product &p, int which,
+                                            const finish_part &part, int number, const float4 &sum,
+                                            const raw_biases &biases, int lane)
+{
+    int row = number * sixteen(which);
+    if (row + lane / 4 >= p.rows)
         return;
-#pragma unroll 1
-    for (int i = 0; i < count && first + i < group.count; i++) {
-        int64_t route = block.routes.slots[group.first + first + i];
-        float a = (i ? sum.y : sum.x) + bias.x, b = (i ? sum.w : sum.z) + bias.y;
+    bool exchanged = half_at(p, 0, lane / 4);
+    float first_bias = bias_of(args, biases.first), second_bias = bias_of(args, biases.second);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (i >= part.routes)
+            break;
+        float upper = i ? sum.y : sum.x, lower = i ? sum.w : sum.z;
+        float a = (exchanged ? lower : upper) + first_bias, b = (exchanged ? upper : lower) + second_bias;
         if (which == 0) {
-            float value = activate(args.activation, a, b);
-            __nv_bfloat16 h = __float2bfloat16_rn(value);
-            args.h[route * p.rows + row] = reinterpret_cast<uint16_t &>(h);
-            if (args.h_rest) {
-                float lost =
-                    value - __bfloat162float(h); // of an infinity nothing is lost, and inf - inf is no number
-                __nv_bfloat16 rest = __float2bfloat16_rn(isfinite(lost) ? lost : 0);
-                args.h[args.h_rest + route * p.rows + row] = reinterpret_cast<uint16_t &>(rest);
-            }
+            store_h_element(args, part.at[i] + row, activate(args.activation, a, b));
         } else {
-            args.out[route * p.rows + row] = a;
-            args.out[route * p.rows + row + 8] = b;
+            args.out[part.at[i] + row] = a;
+            args.out[part.at[i] + row + 8] = b;
         }
     }
 }
 
-__device__ __forceinline__ float4 add(const float4 &a, const float4 &b)
+// A lane's sums of one slice.
+template <bool one_column> __device__ __forceinline__ float4 load_partial(uint32_t partial, int lane)
 {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+    if (!one_column)
+        return load_shared_f4(partial + lane * 16);
+    float2 sums = load_shared_f2(partial + lane * 8);
+    return make_float4(sums.x, 0, sums.y, 0);
 }
 
-// The sums of a row group's slices in their order; of halves, each slice's two are added first.
-__device__ __forceinline__ float4 sum_partials(uint32_t partial, const nib_moe_product &p)
+template <bool one_column> __device__ __forceinline__ float4 add(const float4 &a, const float4 &b)
 {
-    float4 sum = make_float4(0, 0, 0, 0);
-    if (p.classes_apart) {
-#pragma unroll 3
-        for (int i = 0; i < p.k_slices; i += 2)
-            sum = add(sum, add(load_shared_f4(partial + i * 512), load_shared_f4(partial + (i + 1) * 512)));
-    } else {
-#pragma unroll 6
-        for (int i = 0; i < p.k_slices; i++)
-            sum = add(sum, load_shared_f4(partial + i * 512));
+    return one_column ? make_float4(a.x + b.x, 0, a.z + b.z, 0)
+                      : make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// Adds three slices' sums, or of halves three times two.
+template <bool one_column, bool halves>
+__device__ __forceinline__ float4 add_partials(float4 sum, uint32_t partial, uint32_t to_half, int lane)
+{
+    float4 values[3], others[3];
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        values[i] = load_partial<one_column>(partial + i * 512, lane);
+        if (halves)
+            others[i] = load_partial<one_column>(partial + to_half + i * 512, lane);
     }
+#pragma unroll
+    for (int i = 0; i < 3; i++)
+        sum = add<one_column>(sum, halves ? add<one_column>(values[i], others[i]) : values[i]);
     return sum;
 }
 
-// `ahead` are the biases of the first row group.
-__device__ __forceinline__ void finish_tile(const nib_moe_args &args, const block_state &block, int which,
-                                            int group, int tile, const bias_vectors &biases, float2 ahead,
-                                            int slot, uint32_t phase, int lane)
+// The sums of 16 rows' slices in their order; of halves, each slice's two are added first. There are three slices, or
+// six or twelve.
+template <bool one_column>
+__device__ __forceinline__ float4 sum_partials(uint32_t partial, const nib_moe_product &p, int lane)
 {
-    const nib_moe_product &p = args.product[which];
-    barrier_wait(block.partial_full + 8 * slot, phase);
-#pragma unroll 1
-    for (int i = 0; i < p.row_groups; i++) {
-        int row = finish_row(p, which, tile, i, lane);
-        float2 bias = ahead;
-        if (i + 1 < p.row_groups)
-            ahead = load_biases(args, which, biases, finish_row(p, which, tile, i + 1, lane));
-        float4 sum = sum_partials(block.partials + ((slot * multiply_warps + i * p.k_slices) * 32 + lane) * 16, p);
-        if (i == p.row_groups - 1) {
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(block.partial_empty + 8 * slot);
-        }
-        finish_rows(args, block, which, block.routes.groups[group], row, sum, bias, lane);
+    float4 sum = make_float4(0, 0, 0, 0);
+    if (p.classes_apart) {
+        uint32_t to_half = p.k_slices / 2 * 512;
+        sum = add_partials<one_column, true>(sum, partial, to_half, lane);
+        return p.k_slices == 6 ? sum : add_partials<one_column, true>(sum, partial + 3 * 512, to_half, lane);
     }
+#pragma unroll 2
+    for (int i = 0; i < p.k_slices; i += 3)
+        sum = add_partials<one_column, false>(sum, partial + i * 512, 0, lane);
+    return sum;
 }
 
 // Tells every block that this warp has stored h for `tiles` more tiles of the group.
@@ -177,42 +221,42 @@ __device__ __forceinline__ void finish(const nib_moe_args &args, const block_sta
     for (int which = opaque(0); which < 2; which++) {
         const nib_moe_product &p = args.product[which];
         share mine = block.shares[which];
-        int group = mine.group, tile = mine.tile + skipped, left = mine.count - skipped, done = 0;
-        auto find_group = [&] {
+        int group = mine.group, tile = mine.tile + skipped, left = mine.count - skipped;
+        while (left > 0) { // a group
             while (tile >= p.tiles)
                 tile -= p.tiles, group++;
-        };
-        auto find_biases = [&] {
-            return args.has_bias ? biases_of(which, expert_at(args.table, block.routes.groups[group].expert))
-                                 : bias_vectors{};
-        };
-        bias_vectors biases;
-        float2 bias;
-        if (left > 0) {
-            find_group();
-            biases = find_biases();
-            bias = load_biases(args, which, biases, finish_row(p, which, tile, 0, lane));
-        }
-        for (; left > 0; left -= finish_warps) {
-            int this_group = group, this_tile = tile;
-            bias_vectors these = biases;
-            float2 this_bias = bias;
-            tile += finish_warps;
-            find_group();
-            if (left > finish_warps) { // the next tile's are on their way while this one is finished
-                if (group != this_group)
-                    biases = find_biases();
-                bias = load_biases(args, which, biases, finish_row(p, which, tile, 0, lane));
+            finish_part part = part_of_group(args, block, which, group, lane);
+            int number = tile * p.row_groups, i = 0, done = 0;
+            auto load = [&](int from) {
+                return load_biases(args, which, part.biases, from * sixteen(which),
+                                   from * sixteen(which) + lane / 4);
+            };
+            raw_biases ahead = load(number);
+            while (left > 0 && tile < p.tiles) { // 16 rows
+                uint32_t partial = block.partials + (slot * multiply_warps + i * p.k_slices) * 512;
+                bool last = i + 1 == p.row_groups;
+                int next = number + 1 + (last ? (finish_warps - 1) * p.row_groups : 0);
+                raw_biases biases = ahead;
+                ahead = load(next); // or beyond all
+                if (i == 0)
+                    barrier_wait(block.partial_full + 8 * slot, phase);
+                float4 sum =
+                    part.one_column ? sum_partials<true>(partial, p, lane) : sum_partials<false>(partial, p, lane);
+                i++;
+                if (last) {
+                    __syncwarp();
+                    if (lane == 0)
+                        barrier_arrive(block.partial_empty + 8 * slot);
+                    slot += finish_warps;
+                    if (slot >= args.partial_slots)
+                        slot = warp, phase ^= 1;
+                    i = 0, tile += finish_warps, left -= finish_warps, done++;
+                }
+                finish_rows(args, p, which, part, number, sum, biases, lane);
+                number = next;
             }
-            finish_tile(args, block, which, this_group, this_tile, these, this_bias, slot, phase, lane);
-            slot += finish_warps;
-            if (slot >= args.partial_slots)
-                slot = warp, phase ^= 1;
-            done++;
-            if (which == 0 && (left <= finish_warps || group != this_group)) {
-                signal_group(args, this_group, done, lane);
-                done = 0;
-            }
+            if (which == 0)
+                signal_group(args, group, done, lane);
         }
         skipped = -left;
     }

@@ -20,8 +20,8 @@ constexpr int gemm_stages = 5, gemm_stage_bytes = NIB_MOE_TILE_ROUTES * 256,
               gemm_shared = gemm_stages * gemm_stage_bytes;
 constexpr float gemm_factor = 65536.0f; // decoded weights are 2^-16 times the true ones
 
-// Within 128 columns, lane c of a quad multiplies the four words of block c, two products of 16 columns each, in the order
-// in which decode_nibbles leaves them. The place of column e of block c: 16-byte piece and element there.
+// Within 128 columns, lane c of a quad multiplies the four words of block c, two products of 16 columns each, in the
+// order in which decode_nibbles leaves them. The place of column e of block c: 16-byte piece and element there.
 struct column_place {
     int piece, element;
 };
@@ -157,13 +157,19 @@ __device__ __forceinline__ void store_h(uint8_t *place, float even, float odd, b
         *reinterpret_cast<__nv_bfloat162 *>(place) = pair;
 }
 
+__device__ __forceinline__ float2 biases_at(const nib_moe_args &call, int which, const nib_expert &expert, int row)
+{
+    raw_biases raw = load_biases(call, which, biases_of(call, which, expert, row), 0, row);
+    return make_float2(bias_of(call, raw.first), bias_of(call, raw.second));
+}
+
 // Gate rows in sum[][0..1], up rows in sum[][2..3].
 template <int N>
 __device__ __forceinline__ void finish_h(const nib_moe_prefill &args, const nib_expert &expert,
                                          const nib_moe_tile &tile, const float (&sum)[N / 8][4], int row, int lane)
 {
     const nib_moe_args &call = args.call;
-    float2 bias = load_biases(call, 0, biases_of(0, expert), row);
+    float2 bias = biases_at(call, 0, expert, row);
     int slot = tile.first + lane % 4 * 2 + (lane / 16); // of the two, the one that this lane stores
     column_place place = place_column(row % 128 / 32, row % 32);
     uint8_t *at = piece_address(args.h, args.granules, slot, row / 128, place.piece) + place.element / 2 * 4;
@@ -185,7 +191,7 @@ __device__ __forceinline__ void finish_out(const nib_moe_prefill &args, const ni
     int rows = call.product[1].rows;
     if (row >= rows)
         return;
-    float2 bias = load_biases(call, 1, biases_of(1, expert), row);
+    float2 bias = biases_at(call, 1, expert, row);
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
 #pragma unroll

@@ -15,30 +15,53 @@ constexpr float activation_limit = 0x1p126f;
 constexpr float partial_factor = 0x1p62f;
 constexpr uint32_t exact_factor = 0x7e807e80u; // 2^126 twice
 
-// One warp's part of a tile.
+// One warp's part of a tile: P pairs of blocks, of which the first `missing` are not there.
 struct slice {
-    int first_pair, pairs; // of 64 columns each
-    uint32_t rows;         // offset in a stage of this lane's ldmatrix row
-    uint32_t scales[2];    // and of the scales of rows g and g + 8
-    uint32_t partial;      // and where in a tile's sums its own belong
+    int first_pair, missing; // of 64 columns each; the first counts the missing ones
+    uint32_t rows;           // offset in a stage of this lane's ldmatrix row
+    uint32_t scales[2];      // and of the scales of rows g and g + 8
+    uint32_t partial;        // and of its sums among a tile's
 };
+
+// Slices differ by a pair at most. Where there are very few, any may be missing.
+constexpr int least_pairs = 3;
+constexpr int least_halved =
+    4; // only where the largest slice has seven pairs or more are slices halved (join_teams)
+
+template <int P> __device__ __forceinline__ bool has_pair(const slice &s, int pair)
+{
+    return (P > least_pairs && pair > 0) || pair >= s.missing;
+}
+
+// That pair, or one that is there.
+template <int P> __device__ __forceinline__ int some_pair(const slice &s, int pair)
+{
+    return P > least_pairs && pair > 0 ? pair : max(pair, s.missing);
+}
 
 __device__ __forceinline__ bool in_second_half(int warp)
 {
     return warp >= multiply_warps / 2;
 }
 
+// The second team begins with another slice, so that no scheduler has all the long ones.
+template <int P, bool apart>
 __device__ __forceinline__ slice slice_of(const nib_moe_product &p, int which, int warp, int lane)
 {
     slice s;
-    int member = p.teams == 2 && in_second_half(warp) ? warp - multiply_warps / 2 : warp; // of its team
-    int row_group = member / p.k_slices, part = member % p.k_slices;
-    s.partial = (member * 32 + lane) * 16;
-    int odd = p.classes_apart ? part % 2 : 0, slice = p.classes_apart ? part / 2 : part;
-    s.first_pair = p.slice_begin[slice] + odd;
-    s.pairs = p.slice_begin[slice + 1] - s.first_pair;
-    if (p.classes_apart)
-        s.pairs = (s.pairs + 1) / 2;
+    int second = in_second_half(warp) && (apart || p.teams == 2);
+    int member = warp - second * (multiply_warps / 2), slices = apart ? p.k_slices / 2 : p.k_slices;
+    int row_group = member / slices, part = member % slices + (apart ? 0 : second);
+    part = part == slices ? 0 : part;
+    int pairs = p.slice_begin[part + 1] - p.slice_begin[part];
+    s.first_pair = p.slice_begin[part];
+    if (apart) {
+        s.first_pair += second;
+        pairs = (pairs + 1 - second) / 2;
+    }
+    s.missing = P - pairs;
+    s.first_pair -= s.missing * (apart ? 2 : 1);
+    s.partial = (row_group * p.k_slices + part + (apart ? second * slices : 0)) * 512;
     s.rows =
         packed_row(p, which, row_group * 16 + lane % 16) * p.row_stride + (lane / 16) * 16 + s.first_pair * 32;
     for (int half = 0; half < 2; half++)
@@ -81,7 +104,7 @@ __device__ __forceinline__ bool prepare_activations(uint32_t (&b)[P * 2][4], con
     uint4 raw[P * 2];
 #pragma unroll
     for (int i = 0; i < P * 2; i++)
-        raw[i] = i / 2 < s.pairs && ((i ^ lane / 4) & (spread - 1)) == 0
+        raw[i] = has_pair<P>(s, i / 2) && ((i + P % 2 * 2 ^ lane / 4) & (spread - 1)) == 0
                      ? load_activations(row, (s.first_pair + i / 2 * step) * 2 + i % 2, blocks, lane)
                      : make_uint4(0, 0, 0, 0);
     __nv_bfloat162 largest = __float2bfloat162_rn(0);
@@ -112,6 +135,11 @@ __device__ __forceinline__ void accumulate(float (&sum)[4], const float (&produc
     sum[1] += product[1] * b;
     sum[2] += product[2] * c;
     sum[3] += product[3] * d;
+}
+
+__device__ __forceinline__ void clear(float (&v)[4])
+{
+    v[0] = v[1] = v[2] = v[3] = 0;
 }
 
 // Adds a block's product to `product`: 16 rows by 8 columns.
@@ -145,43 +173,62 @@ template <int spread> __device__ __forceinline__ float4 sum_classes(const float 
     }
 }
 
+// A pair's packed words and scales as they lie in the stage: of the rows g, and of g + 8.
+struct packed_pair {
+    uint32_t words[4], low_scales, high_scales;
+};
+
+// Pairs are loaded some ahead of their products. The one that may be missing is the first, so that all else is one
+// stretch of code for the compiler to mix; the classes of the sums then go by the distance from the last.
 template <int P, int spread, bool apart>
 __device__ __forceinline__ float4 multiply_tile(const uint32_t (&b)[P * 2][4], const slice &s, uint32_t stage,
                                                 int lane)
 {
     constexpr int step = apart ? 2 : 1; // from a pair to the next
+    constexpr int ahead = P < 5 ? P : 3;
     float sum[4 / spread][4] = {};
-    float product[4] = {};
-    int pair_offset = spread == 4 ? lane % 2 * 2 : 0; // the scales that this lane's columns need
+    float product[2][4] = {};
+    packed_pair pairs[P];
     uint32_t rows = stage + s.rows, low = stage + s.scales[0], high = stage + s.scales[1];
-    float low_factor[2], high_factor[2];
+    auto load = [&](int i) {
+        load_matrices(pairs[i].words, rows + some_pair<P>(s, i) * step * 32);
+        if (spread == 4 && (i + P) % 2 == 0)
+            return;
+        // With four columns a route the even lanes need the scales of the pair before.
+        int from = spread == 4 && i > 0 && has_pair<P>(s, i - 1) ? i - 1 + lane % 2 : some_pair<P>(s, i);
+        pairs[i].low_scales = load_shared_u16(low + from * step * 2);
+        pairs[i].high_scales = load_shared_u16(high + from * step * 2);
+    };
+#pragma unroll
+    for (int i = 0; i < ahead; i++)
+        load(i);
 #pragma unroll
     for (int i = 0; i < P; i++) {
-        bool here = i < P - 2 || i < s.pairs; // the same for the whole warp
-        if (here) {
-            uint32_t packed[4];
-            load_matrices(packed, rows + i * step * 32);
-            if (spread < 4 || i % 2 == 0) {
-                int offset = i * step * 2 + (spread == 4 && (i < P - 2 || i + 1 < s.pairs) ? pair_offset : 0);
-                prepare_scales(load_shared_u16(low + offset), low_factor);
-                prepare_scales(load_shared_u16(high + offset), high_factor);
-            }
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int block = 2 * i + j;
-                if (block % spread == 0)
-                    product[0] = product[1] = product[2] = product[3] = 0;
-                multiply_block(product, packed[2 * j], packed[2 * j + 1], b[block]);
-                if (spread == 1)
-                    accumulate(sum[apart ? j : block % 4], product, low_factor[j], low_factor[j], high_factor[j],
-                               high_factor[j]);
-                else if (spread == 2 && j == 1)
-                    accumulate(sum[apart ? 0 : i % 2], product, low_factor[0], low_factor[1], high_factor[0],
-                               high_factor[1]);
-            }
+        const int half = (i + P) % 2; // of the four classes
+        if (i > 0 && i - 1 + ahead < P)
+            load(i - 1 + ahead);
+        float low_factor[2], high_factor[2];
+        if (spread < 4 || half == 1) {
+            prepare_scales(pairs[i].low_scales, low_factor);
+            prepare_scales(pairs[i].high_scales, high_factor);
         }
-        if (spread == 4 && i % 2 == 1 && (i < P - 2 || i - 1 < s.pairs)) // the second pair may be missing
-            accumulate(sum[0], product, low_factor[0], low_factor[1], high_factor[0], high_factor[1]);
+        if (spread < 4 || half == 0)
+            clear(product[0]);
+        if (spread == 1)
+            clear(product[1]);
+        if (has_pair<P>(s, i)) { // the same for the whole warp
+            multiply_block(product[0], pairs[i].words[0], pairs[i].words[1], b[2 * i]);
+            multiply_block(product[spread == 1], pairs[i].words[2], pairs[i].words[3], b[2 * i + 1]);
+        }
+        if constexpr (spread == 1) {
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                accumulate(sum[(apart ? 0 : half * 2) + j], product[j], low_factor[j], low_factor[j],
+                           high_factor[j], high_factor[j]);
+        } else if (spread == 2 || half == 1) {
+            accumulate(sum[apart || spread == 4 ? 0 : half], product[0], low_factor[0], low_factor[1],
+                       high_factor[0], high_factor[1]);
+        }
     }
     float4 all = sum_classes<spread>(sum);
     return make_float4(all.x * partial_factor, all.y * partial_factor, all.z * partial_factor,
@@ -208,7 +255,7 @@ __device__ __forceinline__ float4 respread(const float4 &sum, int spread, int la
 }
 
 // Any scale, any activation: the same sums in the same order, with true bf16 weights and unscaled activations.
-template <bool apart>
+template <int P, bool apart>
 __device__ __forceinline__ float4 multiply_tile_exactly(const slice &s, uint32_t stage, const exact_source &from,
                                                         int blocks, int lane)
 {
@@ -216,11 +263,11 @@ __device__ __forceinline__ float4 multiply_tile_exactly(const slice &s, uint32_t
     const float zero[4] = {0, 0, 0, 0};
     float sum[4][4] = {};
 #pragma unroll 1
-    for (int first = 0; first < s.pairs * 2; first += 4 / step) { // a block of each class
+    for (int first = s.missing * 2; first < P * 2; first += 4 / step) { // a block of each class
 #pragma unroll
         for (int i = 0; i < 4 / step; i++) {
             int pair = (first + i) / 2 * step, block = (s.first_pair + pair) * 2 + i % 2;
-            if (block >= blocks || first + i >= s.pairs * 2)
+            if (block >= blocks || first + i >= P * 2)
                 continue;
             uint32_t packed[4], top[4], bottom[4], x[4];
             float product[4], factor[2];
@@ -279,12 +326,16 @@ __device__ __forceinline__ void multiply_item(const nib_moe_args &args, const bl
     if constexpr (spread > 0)
         sum = multiply_tile<P, spread, apart>(b, s, stage, lane);
     else
-        sum = multiply_tile_exactly<apart>(s, stage, from, p.blocks, lane);
+        sum = multiply_tile_exactly<P, apart>(s, stage, from, p.blocks, lane);
     __syncwarp();
     if (lane == 0)
         barrier_arrive(block.empty + 8 * at.stage, p.teams);
     barrier_wait(block.partial_empty + 8 * at.partial, at.partial_phase ^ 1);
-    store_shared_f4(block.partials + at.partial * multiply_warps * 512 + s.partial, sum.x, sum.y, sum.z, sum.w);
+    uint32_t partial = block.partials + at.partial * multiply_warps * 512 + s.partial;
+    if (from.spread > 1)
+        store_shared_f2(partial + lane * 8, sum.x, sum.z);
+    else
+        store_shared_f4(partial + lane * 16, sum.x, sum.y, sum.z, sum.w);
     __syncwarp();
     if (lane == 0)
         barrier_arrive(block.partial_full + 8 * at.partial, p.teams);
@@ -302,8 +353,8 @@ multiply_items(const nib_moe_args &args, const block_state &block, const nib_moe
             multiply_item<P, spread, apart>(args, block, at, b, s, from, p, lane);
 }
 
-// Waits until h of a group is complete. One thread looks, or the looking itself would hold up the memory. Teams meet here too,
-// before one waits for stages that were the other's.
+// Waits until h of a group is complete. One thread looks, or the looking itself would hold up the memory. Teams meet
+// here too, before one waits for stages that were the other's.
 __device__ __forceinline__ void wait_for_group(const nib_moe_args &args, int group)
 {
     if (threadIdx.x == 0)
@@ -318,7 +369,7 @@ __device__ __forceinline__ void multiply_product(const nib_moe_args &args, const
 {
     const nib_moe_product &p = args.product[which];
     share mine = block.shares[which];
-    slice s = slice_of(p, which, warp, lane);
+    slice s = slice_of<P, apart>(p, which, warp, lane);
     for (int tile = mine.tile, left = mine.count; left > 0; tile = 0, mine.group++) {
         int group = mine.group, count = min(p.tiles - tile, left);
         route_group g = block.routes.groups[group];
@@ -345,29 +396,14 @@ __device__ __forceinline__ void multiply_product(const nib_moe_args &args, const
     }
 }
 
-template <bool apart>
+template <int P, bool apart>
 __device__ __forceinline__ void multiply_slices(const nib_moe_args &args, const block_state &block, int which,
                                                 position &at, int warp, int lane)
 {
-    switch ((args.product[which].max_pairs + 1) / 2) {
-    case 1:
-        multiply_product<2, apart>(args, block, which, at, warp, lane);
-        break;
-    case 2:
-        multiply_product<4, apart>(args, block, which, at, warp, lane);
-        break;
-    case 3:
-        multiply_product<6, apart>(args, block, which, at, warp, lane);
-        break;
-    case 4:
-        if constexpr (!apart)
-            multiply_product<8, false>(args, block, which, at, warp, lane);
-        break;
-    case 5:
-        if constexpr (!apart)
-            multiply_product<10, false>(args, block, which, at, warp, lane);
-        break;
-    }
+    if (max(args.product[which].max_pairs, least_pairs) == P)
+        multiply_product<P, apart>(args, block, which, at, warp, lane);
+    else if constexpr (P < (apart ? NIB_MOE_MAX_PAIRS / 2 : NIB_MOE_MAX_PAIRS))
+        multiply_slices<P + 1, apart>(args, block, which, at, warp, lane);
 }
 
 __device__ __forceinline__ void multiply(const nib_moe_args &args, const block_state &block, int warp, int lane)
@@ -377,9 +413,9 @@ __device__ __forceinline__ void multiply(const nib_moe_args &args, const block_s
 #pragma unroll 1
     for (int which = opaque(0); which < 2; which++)
         if (args.product[which].classes_apart)
-            multiply_slices<true>(args, block, which, at, warp, lane);
+            multiply_slices<least_halved, true>(args, block, which, at, warp, lane);
         else
-            multiply_slices<false>(args, block, which, at, warp, lane);
+            multiply_slices<least_pairs, false>(args, block, which, at, warp, lane);
 }
 
 #endif

@@ -51,6 +51,13 @@ int round_up(int value, int unit)
     return (value + unit - 1) / unit * unit;
 }
 
+// The room for sums at least: many routes are counted there before.
+int sums_bytes(int routes, int n_experts)
+{
+    int counts = routes > NIB_MOE_LANE_ROUTES ? NIB_MOE_DECODE_THREADS / 32 * n_experts * 2 : 0;
+    return std::max(partial_bytes, round_up(counts, 128));
+}
+
 bool aligned(const void *pointer, uintptr_t to)
 {
     return reinterpret_cast<uintptr_t>(pointer) % to == 0;
@@ -84,8 +91,9 @@ nib_moe_scale_copy pick_scale_copy(const nib_moe_weights &w, const nib_moe_produ
     return together ? NIB_MOE_SCALES_BY_REGION : NIB_MOE_SCALES_BY_BYTE;
 }
 
-// Cuts a product into tiles for two teams, or for one where rows are too long for six warps. Where half as many slices of a row
-// would do, and a stage stays small enough, a tile has twice the rows instead: what surrounds a warp's few pairs costs, too.
+// Cuts a product into tiles for two teams, or for one where rows are too long for six warps. Where half as many slices
+// of a row would do, and a stage stays small enough, a tile has twice the rows instead: what surrounds a warp's few
+// pairs costs, too.
 void cut_product(const nib_moe_weights &w, int which, bool two_teams, nib_moe_product *p)
 {
     *p = {};
@@ -93,11 +101,12 @@ void cut_product(const nib_moe_weights &w, int which, bool two_teams, nib_moe_pr
     p->rows = static_cast<int>(which ? w.hidden : w.intermediate);
     p->blocks = p->columns / NIB_MX_BLOCK;
     p->pairs = (p->blocks + 1) / 2;
-    // The memory gives a run of rows faster than each of them; but without padding to an odd number of 16-byte units ldmatrix
-    // meets a bank twice, or four times where gate and up rows alternate, and with rows of whole 64 bytes more often.
+    // The memory gives a run of rows faster than each of them; but without padding to an odd number of 16-byte units
+    // ldmatrix meets a bank twice, and with rows of whole 64 bytes more often.
     p->interleaved = which == 0 && rows_alternate(w, *p);
     bool together = which == 1 || w.gate_up_row_stride == 1 || p->interleaved;
     p->rows_by_region = together && p->blocks % 4 != 0;
+    p->halves_exchanged = p->interleaved && p->rows_by_region;
     p->row_stride = (p->rows_by_region ? p->blocks : p->blocks | 1) * 16;
     p->teams = two_teams && p->pairs * 2 <= NIB_MOE_MAX_PAIRS * NIB_MOE_MULTIPLY_WARPS ? 2 : 1;
     p->k_slices = NIB_MOE_MULTIPLY_WARPS / p->teams;
@@ -122,6 +131,10 @@ bool joined_by_rows(const nib_moe_product &p)
     return 2 * p.row_groups <= NIB_MOE_MAX_ROW_GROUPS &&
            32 * p.row_groups * p.row_stride <= NIB_MOE_TALL_TILE_BYTES;
 }
+
+// A row that is not joined so has so many pairs that each of three slices, or of six, has seven at least (see
+// least_halved).
+static_assert((NIB_MOE_TALL_TILE_BYTES / 1024 + 6) / 6 > 6, "halved slices have four pairs");
 
 // The same sums by one team.
 void join_teams(nib_moe_product *p)
@@ -154,11 +167,12 @@ void size_cut(moe_cut *cut)
 // Two teams, unless fewer than four stages would fit: two a team, so that one is filled while the other is multiplied.
 void cut_products(const nib_moe_weights &w, nib_moe_cuda_plan *plan)
 {
+    int least = sums_bytes(NIB_MOE_DECODE_ROUTES, static_cast<int>(w.n_experts));
     for (int teams = 2; teams > 0; teams--) {
         for (int which = 0; which < 2; which++)
             cut_product(w, which, teams == 2, &plan->many.product[which]);
         size_cut(&plan->many);
-        if (plan->shared_limit - partial_bytes - most_routing_bytes >= 4 * plan->many.stage_bytes)
+        if (plan->shared_limit - least - most_routing_bytes >= 4 * plan->many.stage_bytes)
             break;
     }
     plan->few = plan->many;
@@ -345,23 +359,25 @@ int lay_out_shared(const nib_moe_cuda_plan &plan, nib_moe_args *args)
     args->product[1] = cut.product[1];
     args->stage_bytes = cut.stage_bytes;
     int routes = round_up(routing_bytes(args->routes, args->n_experts), 128);
-    int fit = (plan.shared_limit - partial_bytes - routes) / args->stage_bytes;
-    // h and the barriers wait behind what a multiprocessor has asked for, which for few routes costs more than a deep ring
-    // gains. Three stages keep the memory busy; two teams, for which cut_products left room for four, need an even number.
+    int least = sums_bytes(args->routes, args->n_experts);
+    int fit = (plan.shared_limit - least - routes) / args->stage_bytes;
+    // h and the barriers wait behind what a multiprocessor has asked for, which for few routes costs more than a deep
+    // ring gains. Three stages keep the memory busy; two teams, for which cut_products left room for four, need an even
+    // number.
     bool two_teams = args->product[0].teams == 2 || args->product[1].teams == 2;
     int few = std::max(3, NIB_MOE_FEW_BYTES / args->stage_bytes);
     int wanted = args->routes > NIB_MOE_FEW_ROUTES ? NIB_MOE_MAX_STAGES : few;
     args->stages = std::min({fit, wanted, NIB_MOE_MAX_STAGES});
     if (two_teams)
         args->stages -= args->stages % 2;
-    // With fewer stages it is the memory that tiles wait for, which takes as long for all of them; and shares of few tiles
-    // are to be even to the tile.
+    // With fewer stages it is the memory that tiles wait for, which takes as long for all of them; and shares of few
+    // tiles are to be even to the tile.
     args->by_weight = args->routes > NIB_MOE_FEW_ROUTES && args->stages >= 6;
     args->partial_offset = args->stages * args->stage_bytes;
     // Twice the sums, where they do not cost a stage: finishing warps may then fall behind.
     bool twice = args->partial_offset + 2 * partial_bytes + routes <= plan.shared_limit;
     args->partial_slots = NIB_MOE_FINISH_WARPS * (twice ? 2 : 1);
-    args->routing_offset = args->partial_offset + args->partial_slots * slot_bytes;
+    args->routing_offset = args->partial_offset + std::max(args->partial_slots * slot_bytes, least);
     return args->routing_offset + routes;
 }
 

@@ -26,7 +26,7 @@ __device__ __forceinline__ void copy_scale_bytes(const nib_moe_product &p, int w
 {
     for (int row = 0; row < count; row++)
         for (int block = lane; block < p.scale_stride; block += 32)
-            target[place_of(which, half, row) * p.scale_stride + block] =
+            target[place_of(p, which, half, row) * p.scale_stride + block] =
                 block < p.blocks ? from.scales[row * from.scale_step + block] : 127;
 }
 
@@ -42,7 +42,7 @@ __device__ __forceinline__ void copy_rows(const nib_moe_product &p, int which, i
     if (p.rows_by_region && !with_other_half)
         bulk_copy(target + half * p.tile_rows * p.row_stride, packed, rows * row_bytes, full, policy);
     for (int row = 0; !p.rows_by_region && row < count; row += 8) {
-        uint32_t place = target + place_of(which, half, row) * p.row_stride;
+        uint32_t place = target + place_of(p, which, half, row) * p.row_stride;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             bulk_copy(place, packed, row_bytes, full, policy);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void copy_rows(const nib_moe_product &p, int which, i
     }
     if (p.scale_copy == NIB_MOE_SCALES_BY_ROW) {
         for (int row = 0; row < count; row++)
-            bulk_copy(scale_target + place_of(which, half, row) * p.scale_stride,
+            bulk_copy(scale_target + place_of(p, which, half, row) * p.scale_stride,
                       from.scales + row * from.scale_step, p.blocks, full, policy);
     } else if (p.scale_copy == NIB_MOE_SCALES_BY_REGION && !with_other_half) {
         bulk_copy(scale_target + half * p.tile_rows * p.scale_stride, from.scales, rows * p.blocks, full, policy);
@@ -85,8 +85,9 @@ __device__ __forceinline__ void move_source(row_source &from, int64_t rows)
     from.scales += rows * from.scale_step;
 }
 
-// Producers take the block's tiles in turn: starting a copy costs some ten issue slots, and a tile has many. With few routes
-// each starts one tile and then waits for the first group's activations, whose loads would else queue behind the others.
+// Producers take the block's tiles in turn: starting a copy costs some ten issue slots, and a tile has many. With few
+// routes each starts one tile and then waits for the first group's activations, whose loads would else queue behind the
+// others.
 __device__ __forceinline__ void produce(const nib_moe_args &args, const block_state &block, uint8_t *memory,
                                         int producer, int lane)
 {

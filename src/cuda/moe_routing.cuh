@@ -1,8 +1,8 @@
-// Routes sorted by expert in shared memory, by one warp of every block: cheaper than a launch of its own.
+// Routes sorted by expert in shared memory, by every block: cheaper than a launch of its own.
 #ifndef NIB_CUDA_MOE_ROUTING_CUH
 #define NIB_CUDA_MOE_ROUTING_CUH
 
-#include "cuda/moe_device.cuh"
+#include "cuda/moe_decode.cuh"
 
 #define NIB_MOE_GROUP 8 // routes that share one pass over an expert's rows: the columns of the tensor-core tile
 
@@ -21,8 +21,8 @@ __device__ __forceinline__ unsigned tile_weight(const nib_moe_args &args, int co
 struct routing {
     route_group *groups; /* [routes] at most */
     uint16_t *slots;     /* [routes] route indices, by expert, ascending within one */
-    uint32_t *rank;      /* [routes] expert << 16 | place among the expert's routes; ~0: foreign */
-    int *count;          /* [E] then the expert's first slot */
+    uint32_t *rank; /* [routes] ~0: foreign; else, while they are sorted, expert << 16 | place in a warp's share */
+    int *first_slot; /* [E] while more are sorted than a warp has lanes */
 };
 
 __device__ __forceinline__ routing routing_at(uint8_t *memory, int routes)
@@ -31,7 +31,7 @@ __device__ __forceinline__ routing routing_at(uint8_t *memory, int routes)
     r.groups = reinterpret_cast<route_group *>(memory);
     r.rank = reinterpret_cast<uint32_t *>(r.groups + routes);
     r.slots = reinterpret_cast<uint16_t *>(r.rank + routes);
-    r.count = reinterpret_cast<int *>(r.slots + (routes + 1) / 2 * 2);
+    r.first_slot = reinterpret_cast<int *>(r.slots + (routes + 1) / 2 * 2);
     return r;
 }
 
@@ -41,63 +41,129 @@ __host__ __device__ inline int routing_bytes(int routes, int n_experts)
            n_experts * 4;
 }
 
-// Places within an expert follow the route index, so every block of the grid finds the same groups.
-__device__ inline void rank_routes(const nib_moe_args &args, routing &r, int lane)
+// Calls visit(route, expert, place) for a warp's share of the routes, `begin` to `end`: the place is among those of the
+// share that want the same expert, of which the warp's own `count` [E] is kept. A foreign route's expert is -1.
+template <typename Visit>
+__device__ __forceinline__ void visit_routes(const nib_moe_args &args, uint16_t *count, int begin, int end,
+                                             int lane, Visit visit)
 {
-    for (int base = 0; base < args.routes; base += 32) {
+    for (int base = begin; base < end; base += 32) {
         int route = base + lane;
-        int expert = route < args.routes ? args.expert_ids[route] - args.first_expert : -1;
+        int expert = route < end ? args.expert_ids[route] - args.first_expert : -1;
         bool local = expert >= 0 && expert < args.n_experts;
         unsigned same = __match_any_sync(~0u, local ? expert : -1);
         int before = __popc(same & ((1u << lane) - 1));
-        int placed = local ? r.count[expert] : 0;
+        int placed = local ? count[expert] : 0;
         __syncwarp();
         if (local && before == 0)
-            r.count[expert] = placed + __popc(same);
-        if (route < args.routes)
-            r.rank[route] =
-                local ? static_cast<uint32_t>(expert) << 16 | static_cast<uint32_t>(placed + before) : ~0u;
+            count[expert] = static_cast<uint16_t>(placed + __popc(same));
         __syncwarp();
+        if (route < end)
+            visit(route, local ? expert : -1, placed + before);
     }
 }
 
-// Turns counts into first slots and lists the groups. Returns their number.
-__device__ inline int list_groups(const nib_moe_args &args, routing &r, int lane)
+// Slots, groups and their tiles' weight, of one expert or of all before one.
+struct expert_sums {
+    int slots, groups;
+    unsigned weight;
+};
+
+__device__ __forceinline__ expert_sums operator+(const expert_sums &a, const expert_sums &b)
 {
-    int carried = 0; // slots and, in the upper half, groups before this run of 32 experts
-    unsigned carried_weight = 0, full = tile_weight(args, NIB_MOE_GROUP);
-    for (int base = 0; base < args.n_experts; base += 32) {
-        int expert = base + lane;
-        int count = expert < args.n_experts ? r.count[expert] : 0;
-        int groups = (count + NIB_MOE_GROUP - 1) / NIB_MOE_GROUP;
-        int sum = groups << 16 | count;
-        unsigned weight = groups ? (groups - 1) * full + tile_weight(args, (count - 1) % NIB_MOE_GROUP + 1) : 0;
-        unsigned weights = weight;
-        for (int step = 1; step < 32; step *= 2) {
-            int left = __shfl_up_sync(~0u, sum, step);
-            unsigned left_weights = __shfl_up_sync(~0u, weights, step);
-            sum += lane >= step ? left : 0;
-            weights += lane >= step ? left_weights : 0;
-        }
-        int before = carried + sum - (groups << 16 | count);
-        unsigned before_weight = carried_weight + weights - weight;
-        int first = before & 0xffff;
-        if (expert < args.n_experts)
-            r.count[expert] = first;
-        for (int i = 0; i < groups; i++)
-            r.groups[(before >> 16) + i] = {static_cast<short>(expert),
-                                            static_cast<short>(first + i * NIB_MOE_GROUP),
-                                            static_cast<short>(min(count - i * NIB_MOE_GROUP, NIB_MOE_GROUP)),
-                                            static_cast<unsigned short>(before_weight + i * full)};
-        carried += __shfl_sync(~0u, sum, 31);
-        carried_weight += __shfl_sync(~0u, weights, 31);
-    }
-    __syncwarp();
-    return carried >> 16;
+    return {a.slots + b.slots, a.groups + b.groups, a.weight + b.weight};
 }
 
-// The same for at most 32 routes, one a lane and all tiles of one weight, without a look at every expert: a step's latency
-// is the call's.
+__device__ __forceinline__ expert_sums shuffle_up(const expert_sums &a, int by)
+{
+    return {__shfl_up_sync(~0u, a.slots, by), __shfl_up_sync(~0u, a.groups, by),
+            __shfl_up_sync(~0u, a.weight, by)};
+}
+
+__device__ __forceinline__ expert_sums sums_of(const nib_moe_args &args, int count)
+{
+    int groups = (count + NIB_MOE_GROUP - 1) / NIB_MOE_GROUP;
+    unsigned full = tile_weight(args, NIB_MOE_GROUP);
+    unsigned last = groups ? tile_weight(args, (count - 1) % NIB_MOE_GROUP + 1) : full;
+    return {count, groups, (groups - 1) * full + last};
+}
+
+__device__ __forceinline__ void list_groups(const nib_moe_args &args, routing &r, int expert,
+                                            const expert_sums &before, int count)
+{
+    for (int i = 0; i * NIB_MOE_GROUP < count; i++)
+        r.groups[before.groups + i] = {
+            static_cast<short>(expert), static_cast<short>(before.slots + i * NIB_MOE_GROUP),
+            static_cast<short>(min(count - i * NIB_MOE_GROUP, NIB_MOE_GROUP)),
+            static_cast<unsigned short>(before.weight + i * tile_weight(args, NIB_MOE_GROUP))};
+}
+
+// Sorts any number of routes; all warps' work. Places within an expert follow the route index, so every block of the grid
+// finds the same groups. `counts` is [warps, E]. Returns the number of groups.
+template <int warps>
+__device__ inline int sort_routes(const nib_moe_args &args, routing &r, uint16_t *counts, int warp, int lane)
+{
+    __shared__ expert_sums of_warps[warps];
+    int n_experts = args.n_experts, each = (args.routes + warps * 32 - 1) / (warps * 32) * 32;
+    int begin = min(warp * each, args.routes), end = min(begin + each, args.routes);
+    uint16_t *own = counts + warp * n_experts;
+    for (int i = lane; i < n_experts; i += 32)
+        own[i] = 0;
+    __syncwarp();
+    visit_routes(args, own, begin, end, lane, [&](int route, int expert, int place) {
+        r.rank[route] = expert < 0 ? ~0u : static_cast<uint32_t>(expert) << 16 | static_cast<uint32_t>(place);
+    });
+    __syncthreads();
+
+    constexpr int most = (NIB_MOE_MAX_EXPERTS + warps * 32 - 1) / (warps * 32); // experts a thread
+    int totals[most], first = static_cast<int>(threadIdx.x) * most;
+    expert_sums mine = {};
+#pragma unroll
+    for (int i = 0; i < most; i++) {
+        totals[i] = 0;
+        for (int w = 0; first + i < n_experts && w < warps; w++) {
+            uint16_t *count = counts + w * n_experts + first + i;
+            int here = *count;
+            *count = static_cast<uint16_t>(totals[i]);
+            totals[i] += here;
+        }
+        mine = mine + sums_of(args, totals[i]);
+    }
+    expert_sums sums = mine;
+    for (int step = 1; step < 32; step *= 2) {
+        expert_sums left = shuffle_up(sums, step);
+        if (lane >= step)
+            sums = sums + left;
+    }
+    if (lane == 31)
+        of_warps[warp] = sums;
+    __syncthreads();
+    expert_sums before = {sums.slots - mine.slots, sums.groups - mine.groups, sums.weight - mine.weight};
+    int groups = 0;
+    for (int w = 0; w < warps; w++) {
+        expert_sums other = of_warps[w];
+        groups += other.groups;
+        if (w < warp)
+            before = before + other;
+    }
+#pragma unroll
+    for (int i = 0; i < most; i++)
+        if (first + i < n_experts) {
+            list_groups(args, r, first + i, before, totals[i]);
+            r.first_slot[first + i] = before.slots;
+            before = before + sums_of(args, totals[i]);
+        }
+    __syncthreads();
+    for (int route = begin + lane; route < end; route += 32) {
+        uint32_t rank = r.rank[route];
+        if (rank != ~0u)
+            r.slots[r.first_slot[rank >> 16] + own[rank >> 16] + (rank & 0xffff)] = static_cast<uint16_t>(route);
+    }
+    return groups;
+}
+
+// The same for at most NIB_MOE_LANE_ROUTES routes, one a lane of one warp and all tiles of one weight, without a look
+// at every expert: a step's latency is the call's.
 __device__ inline int sort_few_routes(const nib_moe_args &args, routing &r, int lane)
 {
     int expert = lane < args.routes ? args.expert_ids[lane] - args.first_expert : -1;
@@ -109,35 +175,14 @@ __device__ inline int sort_few_routes(const nib_moe_args &args, routing &r, int 
         int left = __shfl_up_sync(~0u, sum, step);
         sum += lane >= step ? left : 0;
     }
-    int before = sum - (groups << 16 | count);
-    for (int i = 0; i < groups; i++)
-        r.groups[(before >> 16) + i] = {static_cast<short>(expert),
-                                        static_cast<short>((before & 0xffff) + i * NIB_MOE_GROUP),
-                                        static_cast<short>(min(count - i * NIB_MOE_GROUP, NIB_MOE_GROUP)),
-                                        static_cast<unsigned short>((before >> 16) + i)};
+    int before = sum - (groups << 16 | count), groups_before = before >> 16;
+    list_groups(args, r, expert, {before & 0xffff, groups_before, static_cast<unsigned>(groups_before)}, count);
     int first = __shfl_sync(~0u, before, __ffs(same) - 1) & 0xffff;
     if (lane < args.routes)
         r.rank[lane] = local ? 0 : ~0u;
     if (local)
         r.slots[first + place] = static_cast<uint16_t>(lane);
     return __shfl_sync(~0u, sum, 31) >> 16;
-}
-
-__device__ inline int sort_routes(const nib_moe_args &args, routing &r, int lane)
-{
-    if (args.routes <= 32)
-        return sort_few_routes(args, r, lane);
-    for (int expert = lane; expert < args.n_experts; expert += 32)
-        r.count[expert] = 0;
-    __syncwarp();
-    rank_routes(args, r, lane);
-    int n_groups = list_groups(args, r, lane);
-    for (int route = lane; route < args.routes; route += 32) {
-        uint32_t rank = r.rank[route];
-        if (rank != ~0u)
-            r.slots[r.count[rank >> 16] + (rank & 0xffff)] = static_cast<uint16_t>(route);
-    }
-    return n_groups;
 }
 
 #endif

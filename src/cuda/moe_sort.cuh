@@ -3,31 +3,9 @@
 #define NIB_CUDA_MOE_SORT_CUH
 
 #include "cuda/moe_prefill.cuh"
+#include "cuda/moe_routing.cuh"
 
 constexpr int sort_warps = 32;
-
-// Calls visit(route, expert, place among this warp's routes of that expert) for the warp's share of the routes, counting
-// in count[E]. Foreign routes are left out.
-template <typename Visit>
-__device__ void visit_routes(const nib_moe_args &call, uint16_t *count, int warp, int lane, Visit visit)
-{
-    int share = (call.routes + sort_warps * 32 - 1) / (sort_warps * 32) * 32;
-    int end = min(call.routes, (warp + 1) * share);
-    for (int base = warp * share; base < end; base += 32) {
-        int route = base + lane;
-        int expert = route < end ? call.expert_ids[route] - call.first_expert : -1;
-        bool local = expert >= 0 && expert < call.n_experts;
-        unsigned same = __match_any_sync(~0u, local ? expert : -1);
-        int before = __popc(same & ((1u << lane) - 1));
-        int placed = local ? count[expert] : 0;
-        __syncwarp();
-        if (local && before == 0)
-            count[expert] = static_cast<uint16_t>(placed + __popc(same));
-        __syncwarp();
-        if (local)
-            visit(route, expert, placed + before);
-    }
-}
 
 // The sum of `value` over the threads before this one; every thread of the block calls.
 __device__ inline int scan_block(int value, int *warp_sums /* [32] shared */)
@@ -63,7 +41,9 @@ __global__ void __launch_bounds__(sort_warps * 32) sort_routes_kernel(const __gr
     for (int i = threadIdx.x; i < sort_warps * n_experts; i += blockDim.x)
         counts[i] = 0;
     __syncthreads();
-    visit_routes(call, own, warp, lane, [](int, int, int) {});
+    int share = (call.routes + sort_warps * 32 - 1) / (sort_warps * 32) * 32;
+    int begin = min(warp * share, call.routes), end = min(begin + share, call.routes);
+    visit_routes(call, own, begin, end, lane, [](int, int, int) {});
     __syncthreads();
 
     int expert = threadIdx.x, count = 0;
@@ -86,8 +66,10 @@ __global__ void __launch_bounds__(sort_warps * 32) sort_routes_kernel(const __gr
         args.counts[1] = (before & 0xffff) + granules;
     }
     __syncthreads();
-    visit_routes(call, own, warp, lane,
-                 [&](int route, int e, int place) { args.slots[first_slot[e] + place] = route; });
+    visit_routes(call, own, begin, end, lane, [&](int route, int e, int place) {
+        if (e >= 0)
+            args.slots[first_slot[e] + place] = route;
+    });
 }
 
 #endif

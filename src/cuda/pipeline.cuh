@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-// Hides a constant from the compiler, so that a loop from it is not unrolled into a copy for each round: code that runs once
-// waits to be fetched.
+// Hides a constant from the compiler, so that a loop from it is not unrolled into a copy for each round: code that runs
+// once waits to be fetched.
 __device__ __forceinline__ int opaque(int value)
 {
     asm volatile("" : "+r"(value));
@@ -112,6 +112,18 @@ __device__ __forceinline__ void store_shared_f4(uint32_t address, float a, float
 {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d)
                  : "memory");
+}
+
+__device__ __forceinline__ void store_shared_f2(uint32_t address, float a, float b)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+}
+
+__device__ __forceinline__ float2 load_shared_f2(uint32_t address)
+{
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+    return value;
 }
 
 __device__ __forceinline__ float4 load_shared_f4(uint32_t address)
