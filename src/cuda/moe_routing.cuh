@@ -98,12 +98,49 @@ __device__ __forceinline__ void list_groups(const nib_moe_args &args, routing &r
             static_cast<unsigned short>(before.weight + i * tile_weight(args, NIB_MOE_GROUP))};
 }
 
-// Sorts any number of routes; all warps' work. Places within an expert follow the route index, so every block of the grid
-// finds the same groups. `counts` is [warps, E]. Returns the number of groups.
+// An expert's counts [warps] become the places before each warp's share. Returns their sum.
+template <int warps> __device__ __forceinline__ int sum_counts(uint16_t *counts, int n_experts, int expert)
+{
+    int sum = 0;
+    for (int w = 0; expert < n_experts && w < warps; w++) {
+        uint16_t *count = counts + w * n_experts + expert;
+        int here = *count;
+        *count = static_cast<uint16_t>(sum);
+        sum += here;
+    }
+    return sum;
+}
+
+// The sums of the threads before this one, and in `groups` those of all; every thread of the block calls.
+template <int warps>
+__device__ __forceinline__ expert_sums sums_before(const expert_sums &mine, int *groups, int warp, int lane)
+{
+    __shared__ expert_sums of_warps[warps];
+    expert_sums sums = mine;
+    for (int step = 1; step < 32; step *= 2) {
+        expert_sums left = shuffle_up(sums, step);
+        if (lane >= step)
+            sums = sums + left;
+    }
+    if (lane == 31)
+        of_warps[warp] = sums;
+    __syncthreads();
+    expert_sums before = {sums.slots - mine.slots, sums.groups - mine.groups, sums.weight - mine.weight};
+    *groups = 0;
+    for (int w = 0; w < warps; w++) {
+        expert_sums other = of_warps[w];
+        *groups += other.groups;
+        if (w < warp)
+            before = before + other;
+    }
+    return before;
+}
+
+// Sorts any number of routes; all warps' work. Places within an expert follow the route index, so every block of the
+// grid finds the same groups. `counts` is [warps, E]. Returns the number of groups.
 template <int warps>
 __device__ inline int sort_routes(const nib_moe_args &args, routing &r, uint16_t *counts, int warp, int lane)
 {
-    __shared__ expert_sums of_warps[warps];
     int n_experts = args.n_experts, each = (args.routes + warps * 32 - 1) / (warps * 32) * 32;
     int begin = min(warp * each, args.routes), end = min(begin + each, args.routes);
     uint16_t *own = counts + warp * n_experts;
@@ -116,36 +153,14 @@ __device__ inline int sort_routes(const nib_moe_args &args, routing &r, uint16_t
     __syncthreads();
 
     constexpr int most = (NIB_MOE_MAX_EXPERTS + warps * 32 - 1) / (warps * 32); // experts a thread
-    int totals[most], first = static_cast<int>(threadIdx.x) * most;
+    int totals[most], first = static_cast<int>(threadIdx.x) * most, groups;
     expert_sums mine = {};
 #pragma unroll
     for (int i = 0; i < most; i++) {
-        totals[i] = 0;
-        for (int w = 0; first + i < n_experts && w < warps; w++) {
-            uint16_t *count = counts + w * n_experts + first + i;
-            int here = *count;
-            *count = static_cast<uint16_t>(totals[i]);
-            totals[i] += here;
-        }
+        totals[i] = sum_counts<warps>(counts, n_experts, first + i);
         mine = mine + sums_of(args, totals[i]);
     }
-    expert_sums sums = mine;
-    for (int step = 1; step < 32; step *= 2) {
-        expert_sums left = shuffle_up(sums, step);
-        if (lane >= step)
-            sums = sums + left;
-    }
-    if (lane == 31)
-        of_warps[warp] = sums;
-    __syncthreads();
-    expert_sums before = {sums.slots - mine.slots, sums.groups - mine.groups, sums.weight - mine.weight};
-    int groups = 0;
-    for (int w = 0; w < warps; w++) {
-        expert_sums other = of_warps[w];
-        groups += other.groups;
-        if (w < warp)
-            before = before + other;
-    }
+    expert_sums before = sums_before<warps>(mine, &groups, warp, lane);
 #pragma unroll
     for (int i = 0; i < most; i++)
         if (first + i < n_experts) {
