@@ -56,7 +56,7 @@ struct nib_moe_weights {
     int64_t intermediate;       // I, a multiple of 32
     int64_t n_experts;          // E experts held here
     int64_t gate_up_row_stride; // in rows: 2 when gate and up rows alternate, else 1
-    enum nib_dtype bias_dtype;  // NIB_F32 or NIB_BF16; either all experts have all three biases or none has any
+    enum nib_dtype bias_dtype;  // NIB_F32, NIB_BF16, or NIB_F16; all experts have all three biases or none has any
     const struct nib_expert *experts; /* [E] */
 };
 

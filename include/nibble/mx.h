@@ -60,6 +60,19 @@ static inline uint16_t nib_bf16_from_f32(float value)
 
 float nib_f16_to_f32(uint16_t bits);
 
+// Element i of NIB_F32, NIB_F16 or NIB_BF16 data, which need not be aligned.
+static inline float nib_float_at(const void *data, enum nib_dtype dtype, int64_t i)
+{
+    float wide;
+    uint16_t half;
+    if (dtype == NIB_F32) {
+        memcpy(&wide, (const char *)data + 4 * i, sizeof wide);
+        return wide;
+    }
+    memcpy(&half, (const char *)data + 2 * i, sizeof half);
+    return dtype == NIB_F16 ? nib_f16_to_f32(half) : nib_bf16_to_f32(half);
+}
+
 // E2M1: code 0..15 = sign << 3 | magnitude; magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6. Only the low 4 bits are read.
 float nib_e2m1_to_f32(uint8_t code);
 

@@ -60,8 +60,8 @@ static nib_status check_bias(const struct nib_packed *packed, bool fused, struct
     if (!bias)
         return NIB_OK;
     int first = fused ? 1 : 0;
-    if (bias->dtype != NIB_BF16 && bias->dtype != NIB_F32)
-        return fail_tensor(bias, NIB_ERR_UNSUPPORTED, "an expert's bias must be BF16 or F32", err);
+    if (bias->dtype != NIB_BF16 && bias->dtype != NIB_F32 && bias->dtype != NIB_F16)
+        return fail_tensor(bias, NIB_ERR_UNSUPPORTED, "an expert's bias must be BF16, F16, or F32", err);
     if (bias->rank != first + 1 || (fused && bias->shape[0] != packed->experts) ||
         bias->shape[first] != packed->rows)
         return fail_shape(packed, bias, err);

@@ -103,9 +103,7 @@ static void gemm(const struct moe_unpack *u, const uint16_t *a, const uint16_t *
 
 static float bias_at(const void *bias, enum nib_dtype dtype, int64_t i)
 {
-    if (!bias)
-        return 0;
-    return dtype == NIB_F32 ? ((const float *)bias)[i] : nib_bf16_to_f32(((const uint16_t *)bias)[i]);
+    return bias ? nib_float_at(bias, dtype, i) : 0;
 }
 
 static void activate_rows(struct moe_unpack *u, const struct nib_moe_weights *w, const struct nib_expert *e,

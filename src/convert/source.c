@@ -182,21 +182,8 @@ static float scale_value(const struct nib_matrix *matrix, int64_t r, int64_t c)
 
 static float element_value(const uint8_t *at, enum nib_dtype dtype)
 {
-    uint16_t half;
-    float value;
-    switch (dtype) {
-    case NIB_F32:
-        memcpy(&value, at, sizeof value);
-        return value;
-    case NIB_F16:
-        memcpy(&half, at, sizeof half);
-        return nib_f16_to_f32(half);
-    case NIB_BF16:
-        memcpy(&half, at, sizeof half);
-        return nib_bf16_to_f32(half);
-    default:
-        return nib_e4m3_to_f32(*at);
-    }
+    bool plain = dtype == NIB_F32 || dtype == NIB_F16 || dtype == NIB_BF16;
+    return plain ? nib_float_at(at, dtype, 0) : nib_e4m3_to_f32(*at);
 }
 
 void nib_matrix_values(const struct nib_matrix *matrix, int64_t r, int64_t c, int64_t count, double *values)

@@ -47,10 +47,9 @@ static nib_status check_stacked(const struct nib_tensor *gate_up, const struct n
             hidden = gate_up->shape[*transposed ? 1 : 2];
     if (!gate_up_bias && !down_bias)
         return NIB_OK;
-    if (!gate_up_bias || !down_bias || gate_up_bias->dtype != down_bias->dtype ||
-        (gate_up_bias->dtype != NIB_BF16 && gate_up_bias->dtype != NIB_F32) || gate_up_bias->rank != 2 ||
-        gate_up_bias->shape[0] != experts || gate_up_bias->shape[1] != rows || down_bias->rank != 2 ||
-        down_bias->shape[0] != experts || down_bias->shape[1] != hidden)
+    if (!gate_up_bias || !down_bias || gate_up_bias->dtype != down_bias->dtype || !is_plain(gate_up_bias->dtype) ||
+        gate_up_bias->rank != 2 || gate_up_bias->shape[0] != experts || gate_up_bias->shape[1] != rows ||
+        down_bias->rank != 2 || down_bias->shape[0] != experts || down_bias->shape[1] != hidden)
         return nib_fail(err, NIB_ERR_FORMAT, "%s: %s: its biases do not fit", gate_up->file, gate_up->name);
     return NIB_OK;
 }
@@ -150,7 +149,7 @@ static nib_status read_part(struct nib_checkpoint *checkpoint, const char *prefi
     bool down = part == NIB_PART_DOWN;
     if (view.rows != (down ? group->hidden : group->intermediate) ||
         view.cols != (down ? group->intermediate : group->hidden) || !view.bias != !group->has_bias ||
-        (view.bias && view.bias->dtype != group->bias_dtype) || group->bias_dtype == NIB_F16)
+        (view.bias && view.bias->dtype != group->bias_dtype))
         return nib_fail(err, NIB_ERR_FORMAT, "%s: %s: %s does not fit the layer's other experts",
                         view.weight->file, view.weight->name, nib_tensor_describe(view.weight, text, sizeof text));
     struct nib_matrix *matrix = &group->experts[e][part];

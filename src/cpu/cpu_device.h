@@ -38,10 +38,7 @@ static inline int64_t nib_rounded_pitch(int64_t cols)
 // One element of a bound weight as fp32.
 static inline float nib_weight_element(const struct nib_weight *weight, int64_t index)
 {
-    if (weight->dtype == NIB_F32)
-        return ((const float *)weight->data)[index];
-    uint16_t bits = ((const uint16_t *)weight->data)[index];
-    return weight->dtype == NIB_F16 ? nib_f16_to_f32(bits) : nib_bf16_to_f32(bits);
+    return nib_float_at(weight->data, weight->dtype, index);
 }
 
 // The cached row of a position, or NULL where its page is freed: `width` bf16, and as many with what the rounding of

@@ -165,11 +165,6 @@ static struct nib_moe_block down_block(const struct run *run, int64_t group, int
     };
 }
 
-static float bias_at(const void *bias, enum nib_dtype dtype, int64_t i)
-{
-    return dtype == NIB_F32 ? ((const float *)bias)[i] : nib_bf16_to_f32(((const uint16_t *)bias)[i]);
-}
-
 // Activation rows of a multiply: `n` of them are spread evenly over as few multiplies as will do.
 static int tile_tokens(int64_t n, int most)
 {
@@ -196,8 +191,8 @@ static void gate_up_routes(const struct run *run, int64_t group, int64_t index, 
     if (e->gate_bias) {
         for (int i = 0; i < 8; i++) {
             int64_t row = (index * 8 + i) * w->gate_up_row_stride;
-            bias[i] = bias_at(e->gate_bias, w->bias_dtype, row);
-            bias[8 + i] = bias_at(e->up_bias, w->bias_dtype, row);
+            bias[i] = nib_float_at(e->gate_bias, w->bias_dtype, row);
+            bias[8 + i] = nib_float_at(e->up_bias, w->bias_dtype, row);
         }
     }
     int tile = tile_tokens(end - first, run->tier->max_tokens);
@@ -262,7 +257,7 @@ static void down_routes(const struct run *run, int64_t group, int64_t index, int
     float bias[NIB_MOE_ROWS] = {0};
     if (e->down_bias)
         for (int i = 0; i < NIB_MOE_ROWS; i++)
-            bias[i] = bias_at(e->down_bias, w->bias_dtype, row + i);
+            bias[i] = nib_float_at(e->down_bias, w->bias_dtype, row + i);
     int parts = run->h_parts, tile = tile_tokens(end - first, run->tier->max_tokens / parts);
     for (int64_t s = first; s < end; s += tile) {
         int m = (int)(end - s < tile ? end - s : tile);

@@ -94,14 +94,7 @@ nib_status nib_cuda_upload(struct nib_device *device, void *to, const void *from
 
 static float element(const struct nib_weight_view *view, int64_t i)
 {
-    switch (view->dtype) {
-    case NIB_F32:
-        return ((const float *)view->data)[i];
-    case NIB_F16:
-        return nib_f16_to_f32(((const uint16_t *)view->data)[i]);
-    default:
-        return nib_bf16_to_f32(((const uint16_t *)view->data)[i]);
-    }
+    return nib_float_at(view->data, view->dtype, i);
 }
 
 // Biases and sinks are small, norms near one, so that made-up activations stay of order one.

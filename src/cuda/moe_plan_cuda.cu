@@ -202,6 +202,9 @@ void find_steps(const nib_moe_weights &w, nib_moe_table *table)
 
 nib_status check_shape(const nib_moe_weights &w, struct nib_error *err)
 {
+    if (w.experts[0].gate_bias && w.bias_dtype == NIB_F16)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe on cuda: biases of type %s, only F32 and BF16",
+                        nib_dtype_name(w.bias_dtype));
     if (w.n_experts > NIB_MOE_MAX_EXPERTS)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe on cuda: %lld experts, at most %d", (long long)w.n_experts,
                         NIB_MOE_MAX_EXPERTS);

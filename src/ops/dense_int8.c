@@ -30,10 +30,7 @@ void nib_free_narrowed(struct nib_narrowed *list)
 
 static float element(const struct nib_weight_view *view, int64_t index)
 {
-    if (view->dtype == NIB_F32)
-        return ((const float *)view->data)[index];
-    uint16_t bits = ((const uint16_t *)view->data)[index];
-    return view->dtype == NIB_F16 ? nib_f16_to_f32(bits) : nib_bf16_to_f32(bits);
+    return nib_float_at(view->data, view->dtype, index);
 }
 
 // A row of zeros has scale 0; NaN and infinities stay visible through the scale.

@@ -68,9 +68,7 @@ static float dot(const float *a, const float *b, int64_t n /* a multiple of 32 *
 
 static float bias_at(const void *bias, enum nib_dtype dtype, int64_t i)
 {
-    if (!bias)
-        return 0;
-    return dtype == NIB_F32 ? ((const float *)bias)[i] : nib_bf16_to_f32(((const uint16_t *)bias)[i]);
+    return bias ? nib_float_at(bias, dtype, i) : 0;
 }
 
 // Row `row` of expert e's gate and up against every route to it.

@@ -32,12 +32,8 @@ static float element(const struct nib_weight *weight, int64_t index)
         return nib_e4m3_to_f32(((const uint8_t *)weight->data)[index]) * block_scale(weight, index);
     case NIB_U8:
         return mxfp4_element(weight, index);
-    case NIB_F32:
-        return ((const float *)weight->data)[index];
-    case NIB_F16:
-        return nib_f16_to_f32(((const uint16_t *)weight->data)[index]);
     default:
-        return nib_bf16_to_f32(((const uint16_t *)weight->data)[index]);
+        return nib_float_at(weight->data, weight->dtype, index);
     }
 }
 

@@ -9,10 +9,7 @@ static float correction_of(const struct nib_router *router, int64_t expert)
     const struct nib_weight *correction = router->correction;
     if (!correction || !correction->data)
         return 0;
-    if (correction->dtype == NIB_F32)
-        return ((const float *)correction->data)[expert];
-    uint16_t bits = ((const uint16_t *)correction->data)[expert];
-    return correction->dtype == NIB_F16 ? nib_f16_to_f32(bits) : nib_bf16_to_f32(bits);
+    return nib_float_at(correction->data, correction->dtype, expert);
 }
 
 static void softmax(float *values, int64_t n)

@@ -73,13 +73,28 @@ static uint8_t *random_scales(struct moe_case *c, uint64_t *state, int64_t rows,
     return data;
 }
 
+// Cut off, not rounded; values near one only.
+static uint16_t f16_from_f32(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    int32_t exponent = (int32_t)(bits >> 23 & 255) - 112;
+    uint32_t sign = bits >> 16 & 0x8000;
+    return (uint16_t)(exponent <= 0 ? sign : sign | (uint32_t)exponent << 10 | (bits >> 13 & 0x3ff));
+}
+
+static enum nib_dtype bias_dtype(enum moe_bias bias)
+{
+    return bias == MOE_BIAS_F32 ? NIB_F32 : bias == MOE_BIAS_F16 ? NIB_F16 : NIB_BF16;
+}
+
 static void *random_bias(struct moe_case *c, uint64_t *state, int64_t n, bool at_start)
 {
     bool wide = c->shape.bias == MOE_BIAS_F32;
     void *data = add_buffer(c, (size_t)n * (wide ? 4 : 2), at_start);
     for (int64_t i = 0; i < n; i++) {
         float value = normal(state);
-        uint16_t half = nib_bf16_from_f32(value);
+        uint16_t half = c->shape.bias == MOE_BIAS_F16 ? f16_from_f32(value) : nib_bf16_from_f32(value);
         memcpy((uint8_t *)data + i * (wide ? 4 : 2), wide ? (void *)&value : (void *)&half, wide ? 4 : 2);
     }
     return data;
@@ -123,7 +138,7 @@ struct moe_case make_moe_case(const struct moe_shape *shape, uint64_t seed, bool
                                          .intermediate = shape->intermediate,
                                          .n_experts = shape->experts,
                                          .gate_up_row_stride = shape->layout == MOE_INTERLEAVED ? 2 : 1,
-                                         .bias_dtype = shape->bias == MOE_BIAS_F32 ? NIB_F32 : NIB_BF16,
+                                         .bias_dtype = bias_dtype(shape->bias),
                                          .experts = c.experts};
     int64_t values = shape->tokens * shape->hidden, routes = shape->tokens * shape->top_k;
     c.x = (uint16_t *)(void *)add_buffer(&c, (size_t)values * sizeof *c.x, at_start);

@@ -8,7 +8,7 @@
 #include "nibble/moe.h"
 
 enum moe_layout { MOE_INTERLEAVED, MOE_CONCATENATED, MOE_SEPARATE };
-enum moe_bias { MOE_NO_BIAS, MOE_BIAS_F32, MOE_BIAS_BF16 };
+enum moe_bias { MOE_NO_BIAS, MOE_BIAS_F32, MOE_BIAS_BF16, MOE_BIAS_F16 };
 
 struct moe_shape {
     int64_t hidden, intermediate, experts, tokens, top_k;

@@ -69,19 +69,25 @@ static struct values *make_values(bool exact)
 
 // ---- Writing them in layouts of the wild ----
 
-static void add_bf16(struct test_safetensors *file, const char *name, const char *shape, const float *values,
-                     size_t count)
+static void add_halves(struct test_safetensors *file, const char *name, const char *dtype, const char *shape,
+                       const float *values, size_t count)
 {
     uint16_t *halves = malloc(count * sizeof *halves);
     assert_non_null(halves);
     for (size_t i = 0; i < count; i++)
-        halves[i] = nib_bf16_from_f32(values[i]);
-    test_safetensors_add(file, name, "BF16", shape, halves, count * 2);
+        halves[i] = nib_bf16_from_f32(values[i]); // of F16 another number, as good as any
+    test_safetensors_add(file, name, dtype, shape, halves, count * 2);
     free(halves);
 }
 
+static void add_bf16(struct test_safetensors *file, const char *name, const char *shape, const float *values,
+                     size_t count)
+{
+    add_halves(file, name, "BF16", shape, values, count);
+}
+
 // gpt-oss as it is fine-tuned: [E, K, 2I] with gate and up columns alternating, [E, I, K].
-static void write_transposed(const struct values *v, const char *folder)
+static void write_transposed(const struct values *v, const char *folder, const char *bias_dtype)
 {
     float *gate_up = malloc(sizeof(float) * E * K * 2 * I), *down = malloc(sizeof(float) * E * I * K);
     float bias[E * 2 * I];
@@ -97,8 +103,9 @@ static void write_transposed(const struct values *v, const char *folder)
     struct test_safetensors file = {0};
     add_bf16(&file, "model.layers.0.mlp.experts.gate_up_proj", "[3,96,128]", gate_up, (size_t)E * K * 2 * I);
     add_bf16(&file, "model.layers.0.mlp.experts.down_proj", "[3,64,96]", down, (size_t)E * I * K);
-    add_bf16(&file, "model.layers.0.mlp.experts.gate_up_proj_bias", "[3,128]", bias, (size_t)E * 2 * I);
-    add_bf16(&file, "model.layers.0.mlp.experts.down_proj_bias", "[3,96]", bias, (size_t)E * K);
+    add_halves(&file, "model.layers.0.mlp.experts.gate_up_proj_bias", bias_dtype, "[3,128]", bias,
+               (size_t)E * 2 * I);
+    add_halves(&file, "model.layers.0.mlp.experts.down_proj_bias", bias_dtype, "[3,96]", bias, (size_t)E * K);
     add_bf16(&file, "model.layers.0.self_attn.q_proj.weight", "[64,96]", &v->gate[0][0][0], (size_t)I * K);
     test_safetensors_write(&file, test_inside(folder, "model.safetensors"));
     free(gate_up);
@@ -156,7 +163,7 @@ static const char *make_source(const struct values *values, int layout)
     snprintf(folder, sizeof folder, "%s", test_scratch("floats-source"));
     test_write_text(test_inside(folder, "config.json"), "{\"model_type\": \"test\", \"hidden_act\": \"silu\"}");
     if (layout == 0)
-        write_transposed(values, folder);
+        write_transposed(values, folder, "BF16");
     else if (layout == 1)
         write_separate(values, folder, "BF16");
     else if (layout == 2)
@@ -228,6 +235,27 @@ static void the_result_reads_as_the_source_was(void **state)
                     assert_true(row[i] == values->down[e][k][i]);
             }
         }
+        nib_checkpoint_close(checkpoint);
+    }
+    free(values);
+}
+
+static void half_biases_stay_what_they_are(void **state)
+{
+    (void)state;
+    struct values *values = make_values(true);
+    for (int fused = 0; fused < 2; fused++) {
+        const char *source = make_source(values, 0), *folder = test_fresh("floats");
+        write_transposed(values, source, "F16");
+        test_convert(source, folder, encode(NIB_MX_SCALE_OCP, fused));
+        test_proven(source, folder);
+        struct nib_checkpoint *checkpoint;
+        struct nib_experts experts;
+        struct nib_error err = {0};
+        assert_int_equal(nib_checkpoint_open(folder, &checkpoint, &err), NIB_OK);
+        assert_int_equal(nib_checkpoint_experts(checkpoint, "model.layers.0.mlp.experts", false, &experts, &err),
+                         NIB_OK);
+        assert_int_equal(experts.weights.bias_dtype, NIB_F16);
         nib_checkpoint_close(checkpoint);
     }
     free(values);
@@ -393,6 +421,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_that_mxfp4_has_are_kept_by_every_rule),
         cmocka_unit_test(the_result_reads_as_the_source_was),
+        cmocka_unit_test(half_biases_stay_what_they_are),
         cmocka_unit_test(any_values_by_any_rule_are_proven),
         cmocka_unit_test(search_errs_least),
         cmocka_unit_test(what_is_not_finite_is_refused),

@@ -65,11 +65,49 @@ static void kernels_agree_with_the_reference(void **state)
                                   .tokens = tokens[next_random(&random) % 12],
                                   .top_k = 1 + next_random(&random) % 4,
                                   .layout = (enum moe_layout)(i % 3),
-                                  .bias = (enum moe_bias)(next_random(&random) % 3),
+                                  .bias = (enum moe_bias)(next_random(&random) % 4),
                                   .activation = activations[next_random(&random) % 4],
                                   .around = around[next_random(&random) % 3]};
         compare_with_reference(&shape, (uint64_t)i, i % 2, 1 + (int)(next_random(&random) % 3));
     }
+}
+
+// The same values as F16 and as F32 give the same bits.
+static void half_biases_are_what_they_stand_for(void **state)
+{
+    (void)state;
+    struct moe_shape shape = {.hidden = 96,
+                              .intermediate = 64,
+                              .experts = 3,
+                              .tokens = 5,
+                              .top_k = 2,
+                              .layout = MOE_INTERLEAVED,
+                              .bias = MOE_BIAS_F16,
+                              .activation = activations[2]};
+    struct moe_case c = make_moe_case(&shape, 41, false), wide = c;
+    struct nib_expert experts[3];
+    float values[3][2 * 64 + 96];
+    for (int e = 0; e < 3; e++) {
+        experts[e] = c.experts[e];
+        const uint16_t *gate_up = c.experts[e].gate_bias, *down = c.experts[e].down_bias;
+        for (int i = 0; i < 2 * 64 + 96; i++)
+            values[e][i] = nib_f16_to_f32(i < 128 ? gate_up[i] : down[i - 128]);
+        experts[e].gate_bias = values[e];
+        experts[e].up_bias = values[e] + 1;
+        experts[e].down_bias = values[e] + 128;
+    }
+    wide.weights.experts = experts;
+    wide.weights.bias_dtype = NIB_F32;
+    for (int k = 0; k < n_moe_kernels; k++) {
+        struct moe_result half, full;
+        if (!run_moe_case(&c, moe_kernels[k], 2, 0, &half))
+            continue;
+        assert_true(run_moe_case(&wide, moe_kernels[k], 2, 0, &full));
+        assert_memory_equal(half.y, full.y, sizeof(float) * 5 * 96);
+        free_moe_result(&half);
+        free_moe_result(&full);
+    }
+    free_moe_case(&c);
 }
 
 static void rows_longer_than_a_panel_agree(void **state)
@@ -458,6 +496,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_agree_with_the_reference),
+        cmocka_unit_test(half_biases_are_what_they_stand_for),
         cmocka_unit_test(rows_longer_than_a_panel_agree),
         cmocka_unit_test(any_number_of_tokens_agrees),
         cmocka_unit_test(activations_go_by_their_parameters),

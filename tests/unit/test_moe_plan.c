@@ -72,7 +72,7 @@ static void impossible_weights_are_refused(void **state)
     experts[1].up_bias = rows; // and no other
     assert_int_equal(create(&w, silu, "ref"), NIB_ERR_ARGUMENT);
     w = good_weights();
-    w.bias_dtype = NIB_F16;
+    w.bias_dtype = NIB_F8_E4M3;
     for (int i = 0; i < 2; i++)
         experts[i].gate_bias = experts[i].up_bias = experts[i].down_bias = rows;
     assert_int_equal(create(&w, silu, "ref"), NIB_ERR_UNSUPPORTED);
