@@ -104,6 +104,11 @@ bool nib_config_is_object(const struct nib_config *config, const char *key)
     return json_is_object(find(config, key));
 }
 
+bool nib_config_has_members(const struct nib_config *config, const char *key)
+{
+    return json_object_size(find(config, key)) > 0; // 0 for all that is no object
+}
+
 bool nib_config_is_null(const struct nib_config *config, const char *key)
 {
     const json_t *nested = config->text ? json_object_get(config->text, key) : NULL;

@@ -12,6 +12,9 @@ const json_t *nib_config_json(const struct nib_config *config);
 // The value of `key` is there and is an object.
 bool nib_config_is_object(const struct nib_config *config, const char *key);
 
+// And has members.
+bool nib_config_has_members(const struct nib_config *config, const char *key);
+
 // `key`, of the config itself, is written as null: for the few where that says something else than its absence.
 bool nib_config_is_null(const struct nib_config *config, const char *key);
 

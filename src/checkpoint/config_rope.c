@@ -33,10 +33,12 @@ static nib_status read_shared(const struct rope_source *source, const char *name
     return status == NIB_OK ? read_setting(source, name, *value, low, high, value, err) : status;
 }
 
+// As transformers has it, "rope_scaling" counts where both are there, unless it is empty.
 static nib_status locate(struct rope_source *source, const char *layer_type, struct nib_error *err)
 {
     const struct nib_config *config = source->config;
-    const char *object = nib_config_has(config, "rope_parameters") ? "rope_parameters" : "rope_scaling";
+    bool scaling = nib_config_has_members(config, "rope_scaling") || !nib_config_has(config, "rope_parameters");
+    const char *object = scaling ? "rope_scaling" : "rope_parameters";
     if (nib_config_has(config, object) && !nib_config_is_object(config, object))
         return nib_fail(err, NIB_ERR_FORMAT, "%s: \"%s\" is not an object", nib_config_name(config), object);
     snprintf(source->prefix, sizeof source->prefix, "%s.", object);

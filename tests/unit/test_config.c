@@ -208,6 +208,16 @@ static void rope_defaults_and_layer_types(void **state)
     assert_true(rope.theta == 1e4 && rope.factor == 1 && rope.original_context == 512);
     assert_true(rope.truncate && rope.partial_rotary_factor == 0.5);
 
+    // Both: rope_scaling counts unless it is empty.
+    rope = rope_of("{\"rope_theta\": 1e4, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 4},"
+                   " \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 5}}",
+                   NULL);
+    assert_string_equal(rope.type, "linear");
+    assert_true(rope.theta == 1e4 && rope.factor == 4);
+    rope = rope_of("{\"rope_scaling\": {}, \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 5}}",
+                   NULL);
+    assert_true(rope.theta == 5 && rope.factor == 1);
+
     const char *nested = "{\"rope_theta\": 7, \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 5e6},"
                          " \"sliding_attention\": {\"rope_theta\": 1e4, \"partial_rotary_factor\": 0.25}}}";
     assert_true(rope_of(nested, "full_attention").theta == 5e6);
