@@ -99,15 +99,22 @@ static nib_status require_band(const struct rope_source *source, const struct ni
 }
 
 // A type that stretches the context says how far, and most from where: without, it would silently be no stretch at all.
-static nib_status require_stretch(const struct rope_source *source, const struct nib_rope_config *rope,
+// YaRN may say it by the two contexts, as transformers reads it.
+static nib_status require_stretch(const struct rope_source *source, double context, struct nib_rope_config *rope,
                                   struct nib_error *err)
 {
     char key[256];
     if (strcmp(rope->type, "default") == 0)
         return NIB_OK;
-    if (!nib_config_has(source->config, join(source, "factor", key)))
+    bool stated = nib_config_has(source->config, join(source, "factor", key));
+    if (!stated && strcmp(rope->type, "yarn") == 0 && rope->original_context >= 1 &&
+        context > rope->original_context) {
+        rope->factor = context / rope->original_context;
+        stated = true;
+    }
+    if (!stated)
         return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: no \"%s\", which rope_type \"%s\" needs",
-                        nib_config_name(source->config), key, rope->type);
+                        nib_config_name(source->config), join(source, "factor", key), rope->type);
     bool llama3 = strcmp(rope->type, "llama3") == 0;
     if ((llama3 || strcmp(rope->type, "yarn") == 0) && rope->original_context < 1)
         return nib_fail(err, NIB_ERR_NOT_FOUND,
@@ -146,16 +153,17 @@ nib_status nib_config_rope(const struct nib_config *config, const char *layer_ty
                               settings[i].value, err);
     if (status == NIB_OK)
         status = read_shared(&source, "partial_rotary_factor", 1, 0, 1, &rope->partial_rotary_factor, err);
+    double context = 0;
     if (status == NIB_OK)
-        status = nib_config_real_or(config, "max_position_embeddings", 0, 0, 1e15, &rope->original_context, err);
+        status = nib_config_real_or(config, "max_position_embeddings", 0, 0, 1e15, &context, err);
     if (status == NIB_OK)
-        status = read_shared(&source, "original_max_position_embeddings", rope->original_context, 0, 1e15,
+        status = read_shared(&source, "original_max_position_embeddings", context, 0, 1e15,
                              &rope->original_context, err);
     char key[256];
     if (status == NIB_OK)
         status = nib_config_bool_or(config, join(&source, "truncate", key), true, &rope->truncate, err);
     if (status == NIB_OK)
-        status = require_stretch(&source, rope, err);
+        status = require_stretch(&source, context, rope, err);
     if (status == NIB_OK && nib_config_has(config, "rope_scaling_factor") &&
         !nib_config_has(config, "rope_parameters") && !nib_config_has(config, "rope_scaling"))
         status = read_original(config, rope, err);

@@ -208,6 +208,12 @@ static void rope_defaults_and_layer_types(void **state)
     assert_true(rope.theta == 1e4 && rope.factor == 1 && rope.original_context == 512);
     assert_true(rope.truncate && rope.partial_rotary_factor == 0.5);
 
+    rope =
+        rope_of("{\"rope_theta\": 1e4, \"max_position_embeddings\": 163840, \"rope_scaling\": {\"type\": \"yarn\","
+                " \"factor\": null, \"original_max_position_embeddings\": 4096}}",
+                NULL);
+    assert_true(rope.factor == 40 && rope.original_context == 4096);
+
     // Both: rope_scaling counts unless it is empty.
     rope = rope_of("{\"rope_theta\": 1e4, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 4},"
                    " \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 5}}",
