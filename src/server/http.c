@@ -142,22 +142,43 @@ static bool body_may_come(const struct nib_server *server, struct MHD_Connection
     return true;
 }
 
-static enum MHD_Result count_framing(void *count, enum MHD_ValueKind kind, const char *key, const char *value)
+struct header_count {
+    const char *name;
+    int times;
+};
+
+static enum MHD_Result count_header(void *context, enum MHD_ValueKind kind, const char *key, const char *value)
 {
+    struct header_count *count = context;
     (void)kind;
     (void)value;
-    *(int *)count += strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0 ||
-                     strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0;
+    count->times += strcasecmp(key, count->name) == 0;
     return MHD_YES;
+}
+
+static int times_given(struct MHD_Connection *connection, const char *name)
+{
+    struct header_count count = {.name = name};
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, count_header, &count);
+    return count.times;
 }
 
 // Where several headers say how long the body is, somebody between client and server may have believed another one.
 static bool body_is_framed_once(struct MHD_Connection *connection, struct nib_api_error *error)
 {
-    int count = 0;
-    MHD_get_connection_values(connection, MHD_HEADER_KIND, count_framing, &count);
-    return count <= 1 || nib_api_fail(error, 400, "ambiguous_body", NULL,
+    int times = times_given(connection, MHD_HTTP_HEADER_CONTENT_LENGTH) +
+                times_given(connection, MHD_HTTP_HEADER_TRANSFER_ENCODING);
+    return times <= 1 || nib_api_fail(error, 400, "ambiguous_body", NULL,
                                       "Content-Length or Transfer-Encoding may be given once, and not both.");
+}
+
+// RFC 9112, section 3.2; only HTTP/1.0 knows requests without. libmicrohttpd can refuse them too, but with a web page.
+static bool host_is_given_once(struct MHD_Connection *connection, const char *version, struct nib_api_error *error)
+{
+    int times = times_given(connection, MHD_HTTP_HEADER_HOST);
+    return times == 1 || (times == 0 && strcmp(version, MHD_HTTP_VERSION_1_0) == 0) ||
+           nib_api_fail(error, 400, "invalid_host", NULL, "A request in %.20s has one Host header, not %d.",
+                        version, times);
 }
 
 static bool body_is_plain(struct MHD_Connection *connection, struct nib_api_error *error)
@@ -184,7 +205,7 @@ static const struct route *admit(const struct nib_server *server, struct MHD_Con
 }
 
 static struct incoming *begin(struct nib_server *server, struct MHD_Connection *connection, const char *path,
-                              const char *method)
+                              const char *method, const char *version)
 {
     struct incoming *incoming = calloc(1, sizeof *incoming);
     if (!incoming)
@@ -198,10 +219,10 @@ static struct incoming *begin(struct nib_server *server, struct MHD_Connection *
         free(incoming);
         return NULL;
     }
-    if (body_is_framed_once(connection, &incoming->error))
-        incoming->route = admit(server, connection, incoming->exchange, path, method, &incoming->error);
-    else
+    if (!body_is_framed_once(connection, &incoming->error))
         incoming->exchange->last = true;
+    else if (host_is_given_once(connection, version, &incoming->error))
+        incoming->route = admit(server, connection, incoming->exchange, path, method, &incoming->error);
     int64_t size = announced_body(server, connection), most = server->options.max_body;
     nib_deadline_set(incoming->deadline, (size_t)(size >= 0 && size < most ? size : most));
     atomic_fetch_add(&server->exchanges, 1);
@@ -246,10 +267,9 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
                               const char *method, const char *version, const char *upload, size_t *upload_size,
                               void **state)
 {
-    (void)version;
     struct incoming *incoming = *state;
     if (!incoming) {
-        *state = incoming = begin(context, connection, path, method);
+        *state = incoming = begin(context, connection, path, method, version);
         return incoming ? MHD_YES : MHD_NO;
     }
     if (*upload_size) {

@@ -135,6 +135,20 @@ class Errors(support.unittest.TestCase):
                 self.assertEqual(self.server.request("/v1/chat/completions", {"messages": user(SHORT)}, headers)[0], status)
         self.assertEqual(self.server.request("/v1/models", headers={"Host": "evil.example"})[0], 200, "no page: a proxy, a host's alias")
 
+    def test_a_host_is_named_once(self):
+        for version, hosts, status in ((b"1.1", 0, 400), (b"1.1", 1, 200), (b"1.1", 2, 400), (b"1.0", 0, 200), (b"1.0", 1, 200),
+                                       (b"1.0", 2, 400)):
+            with self.subTest(version=version, hosts=hosts):
+                lines = [b"GET /health HTTP/" + version] + [b"Host: x"] * hosts + [b"Connection: close"]
+                with raw(self.server, b"\r\n".join(lines) + b"\r\n\r\n") as connection:
+                    head, body = b"".join(iter(lambda: connection.recv(65536), b"")).split(b"\r\n\r\n")
+                self.assertEqual(int(head.split()[1]), status, head)
+                if status == 400:
+                    self.assertIn(b"Content-Type: application/json", head)
+                    error = json.loads(body)["error"]
+                    self.assertEqual((error["type"], error["code"]), ("invalid_request_error", "invalid_host"))
+                    self.assertIn(f"one Host header, not {hosts}", error["message"])
+
     def test_a_body_too_large(self):
         status, _, text = self.server.request("/v1/chat/completions", b'{"messages": "' + b"x" * (1 << 20) + b'"}')
         self.assertEqual(status, 413, text)
