@@ -141,41 +141,26 @@ static nib_status claim_fused_group(struct nib_verifier *v, const struct nib_gro
 
 // How the tensors of an expert are called and typed.
 struct dialect {
-    const char *projections[NIB_PART_COUNT];
+    const char *const *projections; /* [NIB_PART_COUNT] */
     const char *weight, *scale;
     enum nib_dtype weight_dtype, scale_dtype;
     int64_t weight_pack, scale_group; // elements in one element of the tensor; 0: one scale for the row
-    enum nib_check_kind kind;
+    enum nib_check_kind kind;         // tells the forms apart too
 };
 
-static const struct dialect packed_dialects[] = {
-    {{"gate_proj", "up_proj", "down_proj"}, "weight", "weight_scale", NIB_U8, NIB_U8, 2, 32, NIB_CHECK_CODES},
-    {{"w1", "w3", "w2"}, "weight", "weight_scale", NIB_U8, NIB_U8, 2, 32, NIB_CHECK_CODES},
-    {{"gate_proj", "up_proj", "down_proj"},
-     "weight_packed",
-     "weight_scale",
-     NIB_U8,
-     NIB_U8,
-     2,
-     32,
-     NIB_CHECK_CODES},
-    {{"w1", "w3", "w2"}, "weight_packed", "weight_scale", NIB_U8, NIB_U8, 2, 32, NIB_CHECK_CODES},
-    {{"w1", "w3", "w2"}, "weight", "scale", NIB_I8, NIB_F8_E8M0, 2, 32, NIB_CHECK_CODES},
-};
-static const struct dialect fp8_dialects[] = {
-    {{"gate_proj", "up_proj", "down_proj"}, "weight", "weight_scale", NIB_F8_E4M3, NIB_F32, 1, 0, NIB_CHECK_FP8},
-    {{"w1", "w3", "w2"}, "weight", "weight_scale", NIB_F8_E4M3, NIB_F32, 1, 0, NIB_CHECK_FP8},
-};
-static const struct dialect int4_dialects[] = {
-    {{"gate_proj", "up_proj", "down_proj"},
-     "weight_packed",
-     "weight_scale",
-     NIB_I32,
-     NIB_BF16,
-     8,
-     32,
-     NIB_CHECK_INT4},
-    {{"w1", "w3", "w2"}, "weight_packed", "weight_scale", NIB_I32, NIB_BF16, 8, 32, NIB_CHECK_INT4},
+static const char *const proj_names[NIB_PART_COUNT] = {"gate_proj", "up_proj", "down_proj"};
+static const char *const w_names[NIB_PART_COUNT] = {"w1", "w3", "w2"};
+
+static const struct dialect dialects[] = {
+    {proj_names, "weight", "weight_scale", NIB_U8, NIB_U8, 2, 32, NIB_CHECK_CODES},
+    {w_names, "weight", "weight_scale", NIB_U8, NIB_U8, 2, 32, NIB_CHECK_CODES},
+    {proj_names, "weight_packed", "weight_scale", NIB_U8, NIB_U8, 2, 32, NIB_CHECK_CODES},
+    {w_names, "weight_packed", "weight_scale", NIB_U8, NIB_U8, 2, 32, NIB_CHECK_CODES},
+    {w_names, "weight", "scale", NIB_I8, NIB_F8_E8M0, 2, 32, NIB_CHECK_CODES},
+    {proj_names, "weight", "weight_scale", NIB_F8_E4M3, NIB_F32, 1, 0, NIB_CHECK_FP8},
+    {w_names, "weight", "weight_scale", NIB_F8_E4M3, NIB_F32, 1, 0, NIB_CHECK_FP8},
+    {proj_names, "weight_packed", "weight_scale", NIB_I32, NIB_BF16, 8, 32, NIB_CHECK_INT4},
+    {w_names, "weight_packed", "weight_scale", NIB_I32, NIB_BF16, 8, 32, NIB_CHECK_INT4},
 };
 
 static bool has_gate(const struct nib_verifier *v, const struct nib_group *group, const struct dialect *dialect,
@@ -187,23 +172,26 @@ static bool has_gate(const struct nib_verifier *v, const struct nib_group *group
     return nib_checkpoint_peek(v->destination, name) != NULL;
 }
 
-// Which names the destination uses: those of expert 0's gate, or of its scale where the weight is missing.
+// Which names the destination uses: those of expert 0's gate, or of its scale where the weight is missing, or else the
+// form's first.
 static const struct dialect *find_dialect(const struct nib_verifier *v, const struct nib_group *group)
 {
-    const struct dialect *list = packed_dialects, *found = NULL;
-    size_t count = sizeof packed_dialects / sizeof *packed_dialects;
-    if (v->form == NIB_FORM_FP8_CHANNEL || v->form == NIB_FORM_INT4_G32) {
-        list = v->form == NIB_FORM_FP8_CHANNEL ? fp8_dialects : int4_dialects;
-        count = 2;
-    }
-    for (const struct dialect *dialect = list; dialect < list + count; dialect++) {
+    const struct dialect *first = NULL, *scaled = NULL;
+    enum nib_check_kind kind = v->form == NIB_FORM_FP8_CHANNEL ? NIB_CHECK_FP8
+                               : v->form == NIB_FORM_INT4_G32  ? NIB_CHECK_INT4
+                                                               : NIB_CHECK_CODES;
+    for (size_t i = 0; i < sizeof dialects / sizeof *dialects; i++) {
+        const struct dialect *dialect = &dialects[i];
+        if (dialect->kind != kind)
+            continue;
+        first = first ? first : dialect;
         if (!has_gate(v, group, dialect, dialect->scale))
             continue;
         if (has_gate(v, group, dialect, dialect->weight))
             return dialect;
-        found = found ? found : dialect;
+        scaled = scaled ? scaled : dialect;
     }
-    return found ? found : list;
+    return scaled ? scaled : first;
 }
 
 static void check_shape_tensor(struct nib_verifier *v, const char *name, const struct nib_matrix *source)
