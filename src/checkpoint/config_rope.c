@@ -169,3 +169,11 @@ nib_status nib_config_rope(const struct nib_config *config, const char *layer_ty
         status = read_original(config, rope, err);
     return status;
 }
+
+bool nib_config_has_rope(const struct nib_config *config, const char *layer_type, const char *name)
+{
+    struct rope_source source = {.config = config};
+    char key[256];
+    return nib_config_has(config, name) ||
+           (locate(&source, layer_type, NULL) == NIB_OK && nib_config_has(config, join(&source, name, key)));
+}

@@ -1,7 +1,6 @@
 // MiMo-V2: grouped-query attention with narrow values and rotary positions on a part of each head; most layers see a
 // window only, with kv heads, sinks and a theta of their own. Sigmoid scores with a correction choose.
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -96,22 +95,13 @@ static nib_status read_sliding(const struct nib_config *config, const struct nib
     return NIB_OK;
 }
 
-// A rotary setting stands beside the layer type, in the flat form, or among the config's own keys.
-static bool has_rope_setting(const struct nib_config *config, const char *layer_type, const char *name)
-{
-    char nested[128], flat[128];
-    snprintf(nested, sizeof nested, "rope_parameters.%s.%s", layer_type, name);
-    snprintf(flat, sizeof flat, "rope_parameters.%s", name);
-    return nib_config_has(config, nested) || nib_config_has(config, flat) || nib_config_has(config, name);
-}
-
 static nib_status read_rope(const struct nib_config *config, bool slides, struct nib_attention *attention,
                             struct nib_error *err)
 {
     const char *layer_type = slides ? "sliding_attention" : "full_attention";
     struct nib_rope_config rope;
     nib_status status = nib_config_rope(config, layer_type, 5000000, &rope, err);
-    if (!has_rope_setting(config, layer_type, "partial_rotary_factor"))
+    if (!nib_config_has_rope(config, layer_type, "partial_rotary_factor"))
         rope.partial_rotary_factor = 0.334;
     // One rope_theta for both is that of the layers that see everything.
     if (!status && slides && !nib_config_is_object(config, "rope_parameters.sliding_attention"))

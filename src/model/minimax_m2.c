@@ -1,6 +1,7 @@
 // MiniMax-M2: grouped-query attention with one norm over all heads of q and of k, rotary positions on a part of each
 // head; sigmoid scores with a correction choose.
 #include "base/error.h"
+#include "checkpoint/config.h"
 #include "model/decoder.h"
 
 static nib_status read_attention(const struct nib_config *config, struct nib_decoder *model, struct nib_error *err)
@@ -18,9 +19,7 @@ static nib_status read_attention(const struct nib_config *config, struct nib_dec
         (status = nib_config_bool_or(config, "use_qk_norm", true, &normed, err)) ||
         (status = nib_decoder_only(config, "qk_norm_type", "per_layer", err)))
         return status;
-    if (nib_config_has(config, "partial_rotary_factor") ||
-        nib_config_has(config, "rope_parameters.partial_rotary_factor") ||
-        nib_config_has(config, "rope_scaling.partial_rotary_factor"))
+    if (nib_config_has_rope(config, NULL, "partial_rotary_factor"))
         dims = partial;
     attention->qk_norm = normed ? NIB_QK_NORM_WHOLE : NIB_QK_NORM_NONE;
     return nib_decoder_set_rope(attention, config, &rope, dims, err);

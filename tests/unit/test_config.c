@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "checkpoint/config.h"
 #include "nibble/checkpoint.h"
 #include "support/paths.h"
 
@@ -198,6 +199,34 @@ static void yarn_is_the_same_in_all_three_spellings(void **state)
     }
 }
 
+static void a_rotary_setting_is_there_where_it_is_read(void **state)
+{
+    (void)state;
+    static const char name[] = "partial_rotary_factor";
+    static const struct {
+        const char *text;
+        bool full, sliding, flat;
+    } cases[] = {
+        {"{}", false, false, false},
+        {"{\"partial_rotary_factor\": 0.5}", true, true, true},
+        {"{\"partial_rotary_factor\": null, \"rope_scaling\": {\"partial_rotary_factor\": 0.5}}", true, true,
+         true},
+        {"{\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", true, true, true},
+        {"{\"rope_parameters\": {}, \"rope_scaling\": {\"partial_rotary_factor\": 0.5}}", false, false, false},
+        {"{\"rope_parameters\": {\"sliding_attention\": {\"partial_rotary_factor\": 0.5}}}", false, true, false},
+        {"{\"rope_parameters\": {\"sliding_attention\": {}, \"partial_rotary_factor\": 0.5}}", true, false, true},
+        {"{\"rope_parameters\": 5}", false, false, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct nib_config *config = parse(cases[i].text);
+        if (nib_config_has_rope(config, "full_attention", name) != cases[i].full ||
+            nib_config_has_rope(config, "sliding_attention", name) != cases[i].sliding ||
+            nib_config_has_rope(config, NULL, name) != cases[i].flat)
+            fail_msg("%s", cases[i].text);
+        nib_config_free(config);
+    }
+}
+
 static void rope_defaults_and_layer_types(void **state)
 {
     (void)state;
@@ -342,6 +371,7 @@ int main(void)
         cmocka_unit_test(errors_name_file_key_and_value),
         cmocka_unit_test(text_config_comes_before_the_top_level),
         cmocka_unit_test(yarn_is_the_same_in_all_three_spellings),
+        cmocka_unit_test(a_rotary_setting_is_there_where_it_is_read),
         cmocka_unit_test(rope_defaults_and_layer_types),
         cmocka_unit_test(wrong_rope_settings_are_refused),
         cmocka_unit_test(refuses_what_is_not_one_json_object),
