@@ -1,23 +1,32 @@
 #include "server/deadlines.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/bandwidth.h"
 #include "base/error.h"
 
 #define BYTES_A_SECOND 65536.0 // that a client must keep up with
 #define CHECK_SECONDS 0.25
+#define DRAIN_SECONDS 0.02 // between two looks at what is thrown away
+#define DRAIN_BYTES 65536  // at once
+#define DRAIN_READS 16     // of a connection at a look
+#define MOST_LINGERING 64  // connections; libmicrohttpd does not count them any more
 
 struct nib_deadline {
     struct nib_deadline *next;
     struct nib_deadlines *owner;
     int socket;
     double due; // seconds, as nib_clock; infinite: none
+    bool lingers;
+    bool removed; // and lingering: `socket` is ours
 };
 
 struct nib_deadlines {
@@ -26,15 +35,42 @@ struct nib_deadlines {
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     struct nib_deadline *first; // with the mutex, and so is all below
+    int n_lingering;
     bool stopping;
 };
+
+// False when there is no more to come.
+static bool drain(int socket)
+{
+    char waste[DRAIN_BYTES];
+    ssize_t size = 1;
+    for (int i = 0; i < DRAIN_READS && size > 0; i++)
+        size = recv(socket, waste, sizeof waste, MSG_DONTWAIT);
+    return size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+static void drain_lingering_ones(struct nib_deadlines *deadlines)
+{
+    double now = nib_clock();
+    for (struct nib_deadline **link = &deadlines->first; *link;) {
+        struct nib_deadline *d = *link;
+        if (!d->removed || (!deadlines->stopping && now <= d->due && drain(d->socket))) {
+            link = &d->next;
+            continue;
+        }
+        *link = d->next;
+        deadlines->n_lingering--;
+        close(d->socket);
+        free(d);
+    }
+}
 
 // The connection's own thread then sees the end of the socket and closes it.
 static void cut_off_late_ones(struct nib_deadlines *deadlines)
 {
     double now = nib_clock();
     for (struct nib_deadline *d = deadlines->first; d; d = d->next)
-        if (now > d->due) {
+        if (!d->removed && now > d->due) {
             shutdown(d->socket, SHUT_RDWR);
             d->due = INFINITY;
         }
@@ -48,7 +84,7 @@ static void *watch(void *context)
         if (deadlines->first) {
             struct timespec until;
             clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_nsec += (long)(CHECK_SECONDS * 1e9);
+            until.tv_nsec += (long)((deadlines->n_lingering ? DRAIN_SECONDS : CHECK_SECONDS) * 1e9);
             until.tv_sec += until.tv_nsec / 1000000000;
             until.tv_nsec %= 1000000000;
             pthread_cond_timedwait(&deadlines->wake, &deadlines->mutex, &until);
@@ -56,6 +92,7 @@ static void *watch(void *context)
             pthread_cond_wait(&deadlines->wake, &deadlines->mutex);
         }
         cut_off_late_ones(deadlines);
+        drain_lingering_ones(deadlines);
     }
     pthread_mutex_unlock(&deadlines->mutex);
     return NULL;
@@ -105,18 +142,49 @@ struct nib_deadline *nib_deadline_add(struct nib_deadlines *deadlines, int socke
     return added;
 }
 
+// With the mutex held. The other end hears that there is no more, and is read from as long as it goes on.
+static bool begin_lingering(struct nib_deadline *deadline)
+{
+    struct nib_deadlines *deadlines = deadline->owner;
+    int socket = -1;
+    if (deadline->lingers && deadlines->n_lingering < MOST_LINGERING)
+        socket = fcntl(deadline->socket, F_DUPFD_CLOEXEC, 0);
+    if (socket < 0)
+        return false;
+    shutdown(socket, SHUT_WR);
+    deadline->socket = socket;
+    deadline->due = nib_clock() + deadlines->patience;
+    deadline->removed = true;
+    deadlines->n_lingering++;
+    pthread_cond_signal(&deadlines->wake);
+    return true;
+}
+
 void nib_deadline_remove(struct nib_deadline *deadline)
 {
     if (!deadline)
         return;
     struct nib_deadlines *deadlines = deadline->owner;
     pthread_mutex_lock(&deadlines->mutex);
-    struct nib_deadline **link = &deadlines->first;
-    while (*link != deadline)
-        link = &(*link)->next;
-    *link = deadline->next;
+    bool lingering = begin_lingering(deadline);
+    if (!lingering) {
+        struct nib_deadline **link = &deadlines->first;
+        while (*link != deadline)
+            link = &(*link)->next;
+        *link = deadline->next;
+    }
     pthread_mutex_unlock(&deadlines->mutex);
-    free(deadline);
+    if (!lingering)
+        free(deadline);
+}
+
+void nib_deadline_linger(struct nib_deadline *deadline)
+{
+    if (!deadline)
+        return;
+    pthread_mutex_lock(&deadline->owner->mutex);
+    deadline->lingers = true;
+    pthread_mutex_unlock(&deadline->owner->mutex);
 }
 
 static void set_due(struct nib_deadline *deadline, double due)

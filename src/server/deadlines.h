@@ -1,5 +1,9 @@
 // Connections that take too long. libmicrohttpd hangs up on silent ones; one that trickles is never silent. So what a
 // client has to do next, send a request or take an answer, has a deadline, and whoever misses it is cut off.
+//
+// And connections that end before the client has sent everything: a socket that is closed with bytes unread is reset, and
+// many clients then never see the answer. So only this side is shut, and what still comes is thrown away for a while (RFC
+// 9112, section 9.6).
 #ifndef NIB_SERVER_DEADLINES_H
 #define NIB_SERVER_DEADLINES_H
 
@@ -18,6 +22,8 @@ void nib_deadlines_free(struct nib_deadlines *deadlines); // NULL is fine
 // closed.
 struct nib_deadline *nib_deadline_add(struct nib_deadlines *deadlines, int socket);
 void nib_deadline_remove(struct nib_deadline *deadline);
+// Has the removal give the client time, up to the patience, to send what nobody waits for; to 64 clients at once.
+void nib_deadline_linger(struct nib_deadline *deadline);
 
 // The patience from now on, and a second for every 64 KiB.
 void nib_deadline_set(struct nib_deadline *deadline, size_t bytes);

@@ -50,6 +50,7 @@ struct incoming {
     int socket;
     struct nib_deadline *deadline; // of the connection
     uint64_t watch;
+    bool unread; // its body is larger than may be, and is not waited for
     bool served;
 };
 
@@ -224,6 +225,10 @@ static struct incoming *begin(struct nib_server *server, struct MHD_Connection *
     else if (host_is_given_once(connection, version, &incoming->error))
         incoming->route = admit(server, connection, incoming->exchange, path, method, &incoming->error);
     int64_t size = announced_body(server, connection), most = server->options.max_body;
+    if (size > most) {
+        incoming->unread = incoming->exchange->last = true;
+        nib_deadline_linger(incoming->deadline);
+    }
     nib_deadline_set(incoming->deadline, (size_t)(size >= 0 && size < most ? size : most));
     atomic_fetch_add(&server->exchanges, 1);
     return incoming;
@@ -270,9 +275,9 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
     struct incoming *incoming = *state;
     if (!incoming) {
         *state = incoming = begin(context, connection, path, method, version);
-        return incoming ? MHD_YES : MHD_NO;
-    }
-    if (*upload_size) {
+        if (!incoming || !incoming->unread)
+            return incoming ? MHD_YES : MHD_NO;
+    } else if (*upload_size) {
         take_body(incoming, upload, *upload_size);
         *upload_size = 0;
         return MHD_YES;

@@ -60,6 +60,9 @@ class Safety(support.unittest.TestCase):
             body = json.dumps({"messages": user("Calculate 52 + 78."), "temperature": 0, "stream": True}).encode()
             with urllib.request.urlopen(urllib.request.Request(server.url + "/v1/chat/completions", body), context=context) as answer:
                 self.assertEqual(support.joined(support.parse_events(answer.read().decode()))["finish_reason"], "stop")
+            with self.assertRaises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(urllib.request.Request(server.url + "/v1/chat/completions", b" " * (20 << 20)), context=context)
+            self.assertEqual(caught.exception.code, 413)
 
     def test_options_that_cannot_work(self):
         empty = scratch("server_no_keys", "# none\n")
@@ -161,6 +164,30 @@ class Safety(support.unittest.TestCase):
                     self.assertEqual(said.count(b"HTTP/1.1 200"), begin == health)
                     self.assertEqual(server.request("/health")[0], 200)
             self.assertEqual(server.request("/v1/chat/completions", {"messages": user("Hi<|return|>")})[0], 200)
+
+    def test_a_refused_body_is_thrown_away_for_a_while(self):
+        begin = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
+        with scripted_server(timeout=2) as server:
+            host, port = server.url.split("//")[1].split(":")
+            with socket.create_connection((host, int(port)), timeout=10) as connection:
+                connection.sendall(begin)
+                answer = b"".join(iter(lambda: connection.recv(65536), b""))
+                self.assertTrue(answer.startswith(b"HTTP/1.1 413 "), answer)
+                started = time.monotonic()
+                with self.assertRaises(ConnectionError):
+                    while time.monotonic() - started < 20:
+                        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                        time.sleep(0.05)
+                self.assertTrue(1 < time.monotonic() - started < 10)
+            many = [socket.create_connection((host, int(port)), timeout=10) for _ in range(100)]  # more than are left the time
+            for connection in many:
+                connection.sendall(begin)
+            for connection in many:
+                self.assertTrue(connection.recv(65536).startswith(b"HTTP/1.1 413 "))
+            self.assertEqual(server.request("/health")[0], 200)
+            server.stop()  # with some of them open
+            for connection in many:
+                connection.close()
 
     def test_a_slow_answer_is_not_a_slow_client(self):
         with scripted_server(timeout=1, step_us=50000) as server:

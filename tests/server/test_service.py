@@ -150,8 +150,24 @@ class Errors(support.unittest.TestCase):
                     self.assertIn(f"one Host header, not {hosts}", error["message"])
 
     def test_a_body_too_large(self):
-        status, _, text = self.server.request("/v1/chat/completions", b'{"messages": "' + b"x" * (1 << 20) + b'"}')
-        self.assertEqual(status, 413, text)
+        """Urllib sends all of a body before it looks for an answer, and does not look when the connection is reset."""
+        for size in 1 << 20, 12 << 20:
+            status, _, text = self.server.request("/v1/chat/completions", b'{"messages": "' + b"x" * size + b'"}')
+            self.assertEqual(status, 413, text)
+
+    def test_a_body_announced_too_large_is_not_waited_for(self):
+        for request, status in ((b"POST /v1/chat/completions", 413), (b"GET /health", 413), (b"POST /nowhere", 404), (b"PUT /health", 405)):
+            for expect in b"", b"Expect: 100-continue\r\n":
+                with self.subTest(request, expect=expect):
+                    started = time.monotonic()
+                    with raw(self.server, request + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n" + expect + b"\r\n") as connection:
+                        connection.settimeout(20)
+                        answer = b"".join(iter(lambda: connection.recv(65536), b""))  # to the end of the connection
+                    self.assertLess(time.monotonic() - started, 10)
+                    self.assertTrue(answer.startswith(b"HTTP/1.1 %d " % status), answer)
+                    self.assertIn(b"Connection: close\r\n", answer)
+                    if status == 413:
+                        self.assertEqual(json.loads(answer.split(b"\r\n\r\n")[1])["error"]["code"], "body_too_large")
 
     def test_large_headers(self):
         connection = raw(self.server, b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100000 + b"\r\n\r\n")
