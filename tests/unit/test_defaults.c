@@ -215,8 +215,11 @@ static void of_two_spellings_one_counts(void **state)
         {minimax, "{\"partial_rotary_factor\": 0.25}", "{\"partial_rotary_factor\": 0.25, \"rotary_dim\": 64}"},
         {minimax, "{\"rope_parameters\": {\"partial_rotary_factor\": 0.25}}",
          "{\"rope_parameters\": {\"partial_rotary_factor\": 0.25}, \"rotary_dim\": 64}"},
-        {minimax, "{\"rope_parameters\": {}, \"rotary_dim\": 64}",
+        {minimax, "{\"partial_rotary_factor\": 0.25}",
          "{\"rope_parameters\": {}, \"rotary_dim\": 64, \"rope_scaling\": {\"partial_rotary_factor\": 0.25}}"},
+        {minimax, "{\"rope_scaling\": {\"type\": \"default\"}, \"rotary_dim\": 64}",
+         "{\"rope_parameters\": {\"partial_rotary_factor\": 0.25}, \"rotary_dim\": 64,"
+         " \"rope_scaling\": {\"type\": \"default\"}}"},
         {mimo, "{\"partial_rotary_factor\": 0.5}", "{\"rope_scaling\": {\"partial_rotary_factor\": 0.5}}"},
         {qwen3, "{}", "{\"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 4}}"},
     };
