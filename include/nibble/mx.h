@@ -5,6 +5,7 @@
 #ifndef NIBBLE_MX_H
 #define NIBBLE_MX_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -60,7 +61,13 @@ static inline uint16_t nib_bf16_from_f32(float value)
 
 float nib_f16_to_f32(uint16_t bits);
 
-// Element i of NIB_F32, NIB_F16 or NIB_BF16 data, which need not be aligned.
+// F32, F16 or BF16: numbers that stand for themselves, without scales.
+static inline bool nib_dtype_is_plain(enum nib_dtype dtype)
+{
+    return dtype == NIB_F32 || dtype == NIB_F16 || dtype == NIB_BF16;
+}
+
+// Element i of data of a plain type, which need not be aligned.
 static inline float nib_float_at(const void *data, enum nib_dtype dtype, int64_t i)
 {
     float wide;

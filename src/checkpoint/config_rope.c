@@ -98,23 +98,25 @@ static nib_status require_band(const struct rope_source *source, const struct ni
                     join(source, "high_freq_factor", high), rope->high_freq_factor);
 }
 
+// YaRN may say how far by the two contexts instead, as transformers reads it.
+static void derive_factor(const struct rope_source *source, double context, struct nib_rope_config *rope)
+{
+    char key[256];
+    if (strcmp(rope->type, "yarn") == 0 && !nib_config_has(source->config, join(source, "factor", key)) &&
+        rope->original_context >= 1 && context > rope->original_context)
+        rope->factor = context / rope->original_context;
+}
+
 // A type that stretches the context says how far, and most from where: without, it would silently be no stretch at all.
-// YaRN may say it by the two contexts, as transformers reads it.
-static nib_status require_stretch(const struct rope_source *source, double context, struct nib_rope_config *rope,
+static nib_status require_stretch(const struct rope_source *source, const struct nib_rope_config *rope,
                                   struct nib_error *err)
 {
     char key[256];
     if (strcmp(rope->type, "default") == 0)
         return NIB_OK;
-    bool stated = nib_config_has(source->config, join(source, "factor", key));
-    if (!stated && strcmp(rope->type, "yarn") == 0 && rope->original_context >= 1 &&
-        context > rope->original_context) {
-        rope->factor = context / rope->original_context;
-        stated = true;
-    }
-    if (!stated)
+    if (rope->factor == 1 && !nib_config_has(source->config, join(source, "factor", key)))
         return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: no \"%s\", which rope_type \"%s\" needs",
-                        nib_config_name(source->config), join(source, "factor", key), rope->type);
+                        nib_config_name(source->config), key, rope->type);
     bool llama3 = strcmp(rope->type, "llama3") == 0;
     if ((llama3 || strcmp(rope->type, "yarn") == 0) && rope->original_context < 1)
         return nib_fail(err, NIB_ERR_NOT_FOUND,
@@ -163,7 +165,9 @@ nib_status nib_config_rope(const struct nib_config *config, const char *layer_ty
     if (status == NIB_OK)
         status = nib_config_bool_or(config, join(&source, "truncate", key), true, &rope->truncate, err);
     if (status == NIB_OK)
-        status = require_stretch(&source, context, rope, err);
+        derive_factor(&source, context, rope);
+    if (status == NIB_OK)
+        status = require_stretch(&source, rope, err);
     if (status == NIB_OK && nib_config_has(config, "rope_scaling_factor") &&
         !nib_config_has(config, "rope_parameters") && !nib_config_has(config, "rope_scaling"))
         status = read_original(config, rope, err);

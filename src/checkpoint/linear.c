@@ -85,7 +85,7 @@ static nib_status read_matrix(struct nib_linear_view *view, struct nib_error *er
     view->cols = weight->shape[1];
     if (weight->dtype == NIB_F8_E4M3)
         return read_fp8(view, err);
-    if (weight->dtype != NIB_BF16 && weight->dtype != NIB_F32 && weight->dtype != NIB_F16)
+    if (!nib_dtype_is_plain(weight->dtype))
         return fail_view(weight, NIB_ERR_UNSUPPORTED, "not a type that matrices are read from here", err);
     if (view->scale)
         return fail_view(view->scale, NIB_ERR_UNSUPPORTED, "a scale beside a weight that needs none", err);
@@ -98,7 +98,7 @@ static nib_status check_bias(const struct nib_linear_view *view, struct nib_erro
     const struct nib_tensor *bias = view->bias;
     if (!bias)
         return NIB_OK;
-    if (bias->dtype != NIB_BF16 && bias->dtype != NIB_F32 && bias->dtype != NIB_F16)
+    if (!nib_dtype_is_plain(bias->dtype))
         return fail_view(bias, NIB_ERR_UNSUPPORTED, "a bias must be F32, F16 or BF16", err);
     if (bias->rank != 1 || bias->shape[0] != view->rows)
         return fail_view(bias, NIB_ERR_FORMAT, "does not fit its weight's rows", err);

@@ -60,7 +60,7 @@ static nib_status check_bias(const struct nib_packed *packed, bool fused, struct
     if (!bias)
         return NIB_OK;
     int first = fused ? 1 : 0;
-    if (bias->dtype != NIB_BF16 && bias->dtype != NIB_F32 && bias->dtype != NIB_F16)
+    if (!nib_dtype_is_plain(bias->dtype))
         return fail_tensor(bias, NIB_ERR_UNSUPPORTED, "an expert's bias must be BF16, F16, or F32", err);
     if (bias->rank != first + 1 || (fused && bias->shape[0] != packed->experts) ||
         bias->shape[first] != packed->rows)

@@ -229,8 +229,7 @@ static nib_status add_copy(struct nib_plan *plan, const struct nib_tensor *tenso
     output->rank = tensor->rank;
     memcpy(output->shape, tensor->shape, sizeof output->shape);
     output->bytes = tensor->bytes;
-    bool matrix = tensor->rank == 2 && ends_with(tensor->name, ".weight") &&
-                  (tensor->dtype == NIB_BF16 || tensor->dtype == NIB_F16 || tensor->dtype == NIB_F32);
+    bool matrix = tensor->rank == 2 && ends_with(tensor->name, ".weight") && nib_dtype_is_plain(tensor->dtype);
     if (!matrix)
         return NIB_OK;
     size_t length = strlen(tensor->name) - strlen(".weight");

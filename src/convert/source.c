@@ -182,8 +182,7 @@ static float scale_value(const struct nib_matrix *matrix, int64_t r, int64_t c)
 
 static float element_value(const uint8_t *at, enum nib_dtype dtype)
 {
-    bool plain = dtype == NIB_F32 || dtype == NIB_F16 || dtype == NIB_BF16;
-    return plain ? nib_float_at(at, dtype, 0) : nib_e4m3_to_f32(*at);
+    return nib_dtype_is_plain(dtype) ? nib_float_at(at, dtype, 0) : nib_e4m3_to_f32(*at);
 }
 
 void nib_matrix_values(const struct nib_matrix *matrix, int64_t r, int64_t c, int64_t count, double *values)

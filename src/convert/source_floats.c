@@ -14,11 +14,6 @@ static const struct nib_tensor *find(struct nib_checkpoint *checkpoint, const ch
     return nib_name_join(text, prefix, name) ? nib_checkpoint_find(checkpoint, text) : NULL;
 }
 
-static bool is_plain(enum nib_dtype dtype)
-{
-    return dtype == NIB_BF16 || dtype == NIB_F16 || dtype == NIB_F32;
-}
-
 // [E, K, 2I] with [E, I, K] is multiplied from the left, as gpt-oss is trained; [E, 2I, K] with [E, K, I] as linear
 // layers are. No pair of shapes fits both.
 static bool stacked_shapes(const struct nib_tensor *gate_up, const struct nib_tensor *down, bool *transposed)
@@ -37,7 +32,7 @@ static nib_status check_stacked(const struct nib_tensor *gate_up, const struct n
     char one[200], other[200];
     nib_tensor_describe(gate_up, one, sizeof one);
     nib_tensor_describe(down, other, sizeof other);
-    if (!is_plain(gate_up->dtype) || down->dtype != gate_up->dtype)
+    if (!nib_dtype_is_plain(gate_up->dtype) || down->dtype != gate_up->dtype)
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "%s: %s: %s and %s: %s: not experts of BF16, F16 or F32",
                         gate_up->file, gate_up->name, one, down->name, other);
     if (gate_up->bytes == 0 || !stacked_shapes(gate_up, down, transposed))
@@ -47,9 +42,10 @@ static nib_status check_stacked(const struct nib_tensor *gate_up, const struct n
             hidden = gate_up->shape[*transposed ? 1 : 2];
     if (!gate_up_bias && !down_bias)
         return NIB_OK;
-    if (!gate_up_bias || !down_bias || gate_up_bias->dtype != down_bias->dtype || !is_plain(gate_up_bias->dtype) ||
-        gate_up_bias->rank != 2 || gate_up_bias->shape[0] != experts || gate_up_bias->shape[1] != rows ||
-        down_bias->rank != 2 || down_bias->shape[0] != experts || down_bias->shape[1] != hidden)
+    if (!gate_up_bias || !down_bias || gate_up_bias->dtype != down_bias->dtype ||
+        !nib_dtype_is_plain(gate_up_bias->dtype) || gate_up_bias->rank != 2 || gate_up_bias->shape[0] != experts ||
+        gate_up_bias->shape[1] != rows || down_bias->rank != 2 || down_bias->shape[0] != experts ||
+        down_bias->shape[1] != hidden)
         return nib_fail(err, NIB_ERR_FORMAT, "%s: %s: its biases do not fit", gate_up->file, gate_up->name);
     return NIB_OK;
 }

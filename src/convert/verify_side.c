@@ -166,7 +166,7 @@ static bool is_plain_matrix(const struct nib_tensor *tensor)
 {
     size_t length = strlen(tensor->name), tail = strlen(".weight");
     return tensor->rank == 2 && length > tail && strcmp(tensor->name + length - tail, ".weight") == 0 &&
-           (tensor->dtype == NIB_BF16 || tensor->dtype == NIB_F16 || tensor->dtype == NIB_F32);
+           nib_dtype_is_plain(tensor->dtype);
 }
 
 // "a.3.b" as "a.*.b", where numbers stand for any.

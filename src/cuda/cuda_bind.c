@@ -204,7 +204,7 @@ static nib_status widen(struct nib_device *device, const struct nib_weight_view 
 nib_status nib_cuda_bind(struct nib_device *device, const struct nib_weight_view *view, struct nib_weight *weight,
                          struct nib_error *err)
 {
-    bool plain = view->dtype == NIB_BF16 || view->dtype == NIB_F16 || view->dtype == NIB_F32;
+    bool plain = nib_dtype_is_plain(view->dtype);
     bool scaled = (view->dtype == NIB_F8_E4M3 || view->dtype == NIB_U8) && view->scales;
     if (!plain && !scaled)
         return refuse(view, err);

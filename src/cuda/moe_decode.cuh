@@ -16,6 +16,7 @@
 #define NIB_MOE_MAX_ROW_GROUPS 4
 #define NIB_MOE_MAX_STAGES 16
 #define NIB_MOE_MAX_SLOTS 4           // of a tile's sums; as many as finishing warps, or twice
+#define NIB_MOE_SUM_BYTES 512         // of a warp in a slot: a float4 a lane, or half as much
 #define NIB_MOE_TALL_TILE_BYTES 40000 // most bytes of packed rows in a tile of more than 16 of them
 // Up to so many routes all warps share a tile, and the ring has so many bytes or three stages.
 #define NIB_MOE_FEW_ROUTES 32

@@ -178,9 +178,9 @@ __device__ __forceinline__ float4 add_partials(float4 sum, uint32_t partial, uin
     float4 values[3], others[3];
 #pragma unroll
     for (int i = 0; i < 3; i++) {
-        values[i] = load_partial<one_column>(partial + i * 512, lane);
+        values[i] = load_partial<one_column>(partial + i * NIB_MOE_SUM_BYTES, lane);
         if (halves)
-            others[i] = load_partial<one_column>(partial + to_half + i * 512, lane);
+            others[i] = load_partial<one_column>(partial + to_half + i * NIB_MOE_SUM_BYTES, lane);
     }
 #pragma unroll
     for (int i = 0; i < 3; i++)
@@ -195,13 +195,15 @@ __device__ __forceinline__ float4 sum_partials(uint32_t partial, const nib_moe_p
 {
     float4 sum = make_float4(0, 0, 0, 0);
     if (p.classes_apart) {
-        uint32_t to_half = p.k_slices / 2 * 512;
+        uint32_t to_half = p.k_slices / 2 * NIB_MOE_SUM_BYTES;
         sum = add_partials<one_column, true>(sum, partial, to_half, lane);
-        return p.k_slices == 6 ? sum : add_partials<one_column, true>(sum, partial + 3 * 512, to_half, lane);
+        return p.k_slices == 6
+                   ? sum
+                   : add_partials<one_column, true>(sum, partial + 3 * NIB_MOE_SUM_BYTES, to_half, lane);
     }
 #pragma unroll 2
     for (int i = 0; i < p.k_slices; i += 3)
-        sum = add_partials<one_column, false>(sum, partial + i * 512, 0, lane);
+        sum = add_partials<one_column, false>(sum, partial + i * NIB_MOE_SUM_BYTES, 0, lane);
     return sum;
 }
 
@@ -233,7 +235,7 @@ __device__ __forceinline__ void finish(const nib_moe_args &args, const block_sta
             };
             raw_biases ahead = load(number);
             while (left > 0 && tile < p.tiles) { // 16 rows
-                uint32_t partial = block.partials + (slot * multiply_warps + i * p.k_slices) * 512;
+                uint32_t partial = block.partials + (slot * multiply_warps + i * p.k_slices) * NIB_MOE_SUM_BYTES;
                 bool last = i + 1 == p.row_groups;
                 int next = number + 1 + (last ? (finish_warps - 1) * p.row_groups : 0);
                 raw_biases biases = ahead;

@@ -25,8 +25,8 @@ struct slice {
 
 // Slices differ by a pair at most. Where there are very few, any may be missing.
 constexpr int least_pairs = 3;
-constexpr int least_halved =
-    4; // only where the largest slice has seven pairs or more are slices halved (join_teams)
+// Only where the largest slice has seven pairs or more are slices halved (join_teams).
+constexpr int least_halved = 4;
 
 template <int P> __device__ __forceinline__ bool has_pair(const slice &s, int pair)
 {
@@ -61,7 +61,7 @@ __device__ __forceinline__ slice slice_of(const nib_moe_product &p, int which, i
     }
     s.missing = P - pairs;
     s.first_pair -= s.missing * (apart ? 2 : 1);
-    s.partial = (row_group * p.k_slices + part + (apart ? second * slices : 0)) * 512;
+    s.partial = (row_group * p.k_slices + part + (apart ? second * slices : 0)) * NIB_MOE_SUM_BYTES;
     s.rows =
         packed_row(p, which, row_group * 16 + lane % 16) * p.row_stride + (lane / 16) * 16 + s.first_pair * 32;
     for (int half = 0; half < 2; half++)
@@ -331,7 +331,7 @@ __device__ __forceinline__ void multiply_item(const nib_moe_args &args, const bl
     if (lane == 0)
         barrier_arrive(block.empty + 8 * at.stage, p.teams);
     barrier_wait(block.partial_empty + 8 * at.partial, at.partial_phase ^ 1);
-    uint32_t partial = block.partials + at.partial * multiply_warps * 512 + s.partial;
+    uint32_t partial = block.partials + at.partial * multiply_warps * NIB_MOE_SUM_BYTES + s.partial;
     if (from.spread > 1)
         store_shared_f2(partial + lane * 8, sum.x, sum.z);
     else

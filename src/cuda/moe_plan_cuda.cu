@@ -42,7 +42,7 @@ nib_status fail_cuda(struct nib_error *err, cudaError_t error, const char *doing
     return nib_fail(err, status, "cuda: %s: %s", doing, cudaGetErrorString(error));
 }
 
-constexpr int slot_bytes = NIB_MOE_MULTIPLY_WARPS * 512;
+constexpr int slot_bytes = NIB_MOE_MULTIPLY_WARPS * NIB_MOE_SUM_BYTES;
 constexpr int partial_bytes = NIB_MOE_FINISH_WARPS * slot_bytes; // at least
 const int most_routing_bytes = routing_bytes(NIB_MOE_DECODE_ROUTES, NIB_MOE_MAX_EXPERTS);
 

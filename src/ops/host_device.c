@@ -32,7 +32,7 @@ nib_status nib_host_bind(struct nib_device *device, const struct nib_weight_view
         *weight = nib_mxfp4_weight(view);
         return NIB_OK;
     }
-    if (view->dtype != NIB_BF16 && view->dtype != NIB_F32 && view->dtype != NIB_F16)
+    if (!nib_dtype_is_plain(view->dtype))
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "tensor %s: the %s device has no linear for dtype %s",
                         view->name, device->ops->name, nib_dtype_name(view->dtype));
     if (device->options.dense_int8 && view->may_narrow)

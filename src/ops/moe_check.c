@@ -21,7 +21,7 @@ nib_status nib_moe_check_weights(const struct nib_moe_weights *w, struct nib_err
                         "moe: %lld x %lld weights with stride %lld are more than can be addressed",
                         (long long)w->intermediate, (long long)w->hidden, (long long)w->gate_up_row_stride);
     bool biased = w->experts[0].gate_bias != NULL;
-    if (biased && w->bias_dtype != NIB_F32 && w->bias_dtype != NIB_BF16 && w->bias_dtype != NIB_F16)
+    if (biased && !nib_dtype_is_plain(w->bias_dtype))
         return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe: biases of type %s", nib_dtype_name(w->bias_dtype));
     for (int64_t i = 0; i < w->n_experts; i++) {
         const struct nib_expert *e = &w->experts[i];

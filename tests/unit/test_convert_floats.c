@@ -203,6 +203,17 @@ static void values_that_mxfp4_has_are_kept_by_every_rule(void **state)
     free(values);
 }
 
+// To be closed when the experts are not needed any more.
+static struct nib_checkpoint *open_experts(const char *folder, struct nib_experts *experts)
+{
+    struct nib_checkpoint *checkpoint;
+    struct nib_error err = {0};
+    assert_int_equal(nib_checkpoint_open(folder, &checkpoint, &err), NIB_OK);
+    assert_int_equal(nib_checkpoint_experts(checkpoint, "model.layers.0.mlp.experts", false, experts, &err),
+                     NIB_OK);
+    return checkpoint;
+}
+
 // The decoded result is where it belongs: gate is gate, row is row.
 static void the_result_reads_as_the_source_was(void **state)
 {
@@ -211,12 +222,8 @@ static void the_result_reads_as_the_source_was(void **state)
     for (int layout = 0; layout < 3; layout++) {
         const char *source = make_source(values, layout), *folder = test_fresh("floats");
         test_convert(source, folder, encode(NIB_MX_SCALE_OCP, layout != 1));
-        struct nib_checkpoint *checkpoint;
         struct nib_experts experts;
-        struct nib_error err = {0};
-        assert_int_equal(nib_checkpoint_open(folder, &checkpoint, &err), NIB_OK);
-        assert_int_equal(nib_checkpoint_experts(checkpoint, "model.layers.0.mlp.experts", false, &experts, &err),
-                         NIB_OK);
+        struct nib_checkpoint *checkpoint = open_experts(folder, &experts);
         int64_t stride = experts.weights.gate_up_row_stride;
         for (int e = 0; e < E; e++) {
             const struct nib_expert *x = &experts.weights.experts[e];
@@ -249,12 +256,8 @@ static void half_biases_stay_what_they_are(void **state)
         write_transposed(values, source, "F16");
         test_convert(source, folder, encode(NIB_MX_SCALE_OCP, fused));
         test_proven(source, folder);
-        struct nib_checkpoint *checkpoint;
         struct nib_experts experts;
-        struct nib_error err = {0};
-        assert_int_equal(nib_checkpoint_open(folder, &checkpoint, &err), NIB_OK);
-        assert_int_equal(nib_checkpoint_experts(checkpoint, "model.layers.0.mlp.experts", false, &experts, &err),
-                         NIB_OK);
+        struct nib_checkpoint *checkpoint = open_experts(folder, &experts);
         assert_int_equal(experts.weights.bias_dtype, NIB_F16);
         nib_checkpoint_close(checkpoint);
     }

@@ -262,7 +262,7 @@ static const struct {
      NIB_ERR_UNSUPPORTED,
      "p.gate_up_proj_blocks",
      "BF16"},
-    {"fused: half bias",
+    {"fused: integer bias",
      true,
      {"p.gate_up_proj_bias", "I16", "[2,64]", 256},
      NIB_ERR_UNSUPPORTED,
