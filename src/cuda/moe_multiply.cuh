@@ -3,17 +3,13 @@
 #define NIB_CUDA_MOE_MULTIPLY_CUH
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "cuda/moe_block.cuh"
 #include "cuda/mx_decode.cuh"
 #include "cuda/pipeline.cuh"
 
-// A decoded weight is value * 2^-126 and a prepared activation x * 2^64, so that their products stay normal and sums come
-// out 2^-62 times the true ones. Good for scales 96 <= s <= 254 and |x| < 2^62; the slow path takes the rest.
-constexpr uint32_t activation_factor = 0x5f805f80u; // 2^64 twice, in bf16
-constexpr float activation_limit = 0x1p126f;
-constexpr float partial_factor = 0x1p62f;
-constexpr uint32_t exact_factor = 0x7e807e80u; // 2^126 twice
+constexpr uint32_t exact_factor = 0x7e807e80u; // 2^126 twice, in bf16
 
 // One warp's part of a tile: P pairs of blocks, of which the first `missing` are not there.
 struct slice {
@@ -95,10 +91,49 @@ __device__ __forceinline__ __nv_bfloat162 as_bf16x2(uint32_t bits)
     return reinterpret_cast<const __nv_bfloat162 &>(bits);
 }
 
-// This warp's columns of the group's activations, prepared for the fast path, into registers. False: they do not fit it.
+template <typename Pair> __device__ __forceinline__ uint32_t as_word(const Pair &pair)
+{
+    return reinterpret_cast<const uint32_t &>(pair);
+}
+
+// What a warp holds of a group's activations while it multiplies the group's tiles: its columns in f16, each route's times
+// a power of two that brings their largest to 2^14 or more, so that a bf16 loses nothing unless it is 2^-28 of that. The
+// slice's even pairs of blocks and its odd ones, which may be two warps', have powers of their own: the same numbers
+// whoever multiplies them. A decoded weight is value * 2^-14, so a lane's sums come out as the true ones by `factor`
+// [parity][its two columns]. Good for scales from 2^-95 to 2^111; multiply_tile_exactly takes the rest.
+template <int P> struct prepared {
+    uint32_t b[P * 2][4];
+    float factor[2][2];
+};
+
+// Of the two classes of sums that a pair of blocks has, the number; by the distance from the slice's last pair.
+template <int P, bool apart> __device__ __forceinline__ constexpr int parity_of(int pair)
+{
+    return apart ? 0 : (pair + P) % 2;
+}
+
+// 2^e for a bf16 of [2^e, 2^(e + 1)), as the bits of a float; 2^-111 at least, so that its inverse is a float too. Of an
+// infinity, or what is no number, an infinity.
+__device__ __forceinline__ uint32_t power_below(uint32_t bf16)
+{
+    return max(bf16 >> 7 & 0xff, 16u) << 23;
+}
+
+// Two bf16 in a word, and in another, to f16: of the low ones, and of the high ones.
+__device__ __forceinline__ uint32_t low_to_f16(uint32_t a, uint32_t b, float factor)
+{
+    return as_word(__floats2half2_rn(__uint_as_float(a << 16) * factor, __uint_as_float(b << 16) * factor));
+}
+
+__device__ __forceinline__ uint32_t high_to_f16(uint32_t a, uint32_t b, float factor)
+{
+    return as_word(__floats2half2_rn(__uint_as_float(a & 0xffff0000u) * factor,
+                                     __uint_as_float(b & 0xffff0000u) * factor));
+}
+
 template <int P, bool apart>
-__device__ __forceinline__ bool prepare_activations(uint32_t (&b)[P * 2][4], const uint16_t *row, const slice &s,
-                                                    int spread, int blocks, int lane)
+__device__ __forceinline__ void prepare_activations(prepared<P> &to, const uint16_t *row, const slice &s, int spread,
+                                                    int blocks, int lane)
 {
     constexpr int step = apart ? 2 : 1;
     uint4 raw[P * 2];
@@ -107,18 +142,36 @@ __device__ __forceinline__ bool prepare_activations(uint32_t (&b)[P * 2][4], con
         raw[i] = has_pair<P>(s, i / 2) && ((i + P % 2 * 2 ^ lane / 4) & (spread - 1)) == 0
                      ? load_activations(row, (s.first_pair + i / 2 * step) * 2 + i % 2, blocks, lane)
                      : make_uint4(0, 0, 0, 0);
-    __nv_bfloat162 largest = __float2bfloat162_rn(0);
+    __nv_bfloat162 largest[2] = {};
 #pragma unroll
     for (int i = 0; i < P * 2; i++) {
-        permute_activations(raw[i], b[i]);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            b[i][j] = mul_bf16x2(b[i][j], activation_factor);
-            largest = __hmax2_nan(largest, __habs2(as_bf16x2(b[i][j])));
-        }
+        __nv_bfloat162 &of = largest[parity_of<P, apart>(i / 2)];
+        for (uint32_t word : {raw[i].x, raw[i].y, raw[i].z, raw[i].w})
+            of = __hmax2_nan(of, __habs2(as_bf16x2(word)));
     }
-    float2 limit = __bfloat1622float2(largest);
-    return !__any_sync(~0u, !(limit.x < activation_limit && limit.y < activation_limit));
+    // Both parities side by side, of all the lanes that have columns of this one's route.
+    __nv_bfloat162 both = __hmax2_nan(__lows2bfloat162(largest[0], largest[1]),
+                                      __highs2bfloat162(largest[0], largest[1]));
+    for (int apart_by = 1; apart_by < (spread > 1 ? 8 : 4); apart_by *= 2)
+        both = __hmax2_nan(both, __shfl_xor_sync(~0u, both, apart_by));
+    uint32_t mine = as_word(both);
+#pragma unroll
+    for (int column = 0; column < 2; column++) {
+        uint32_t other = __shfl_sync(~0u, mine, lane % 4 * 8 + column * 4);
+        for (int parity = 0; parity < 2; parity++)
+            to.factor[parity][column] = __uint_as_float(power_below(other >> 16 * parity));
+    }
+    if (spread == 4 && lane % 2 == 1) // both of its columns are of odd pairs
+        to.factor[0][0] = to.factor[1][0];
+#pragma unroll
+    for (int i = 0; i < P * 2; i++) {
+        float inverse = __uint_as_float((268u << 23) - power_below(mine >> 16 * parity_of<P, apart>(i / 2)));
+        // In the order in which decode_f16 leaves a lane's eight weights.
+        to.b[i][0] = low_to_f16(raw[i].x, raw[i].z, inverse);
+        to.b[i][1] = high_to_f16(raw[i].x, raw[i].z, inverse);
+        to.b[i][2] = low_to_f16(raw[i].y, raw[i].w, inverse);
+        to.b[i][3] = high_to_f16(raw[i].y, raw[i].w, inverse);
+    }
 }
 
 // 2^(s - 127) for the low and the high byte of two scales.
@@ -147,29 +200,30 @@ __device__ __forceinline__ void multiply_block(float (&product)[4], uint32_t upp
                                                const uint32_t (&x)[4])
 {
     uint32_t top[4], bottom[4];
-    decode_nibbles(upper_rows, top);
-    decode_nibbles(lower_rows, bottom);
-    mma_bf16(product, top[0], bottom[0], top[1], bottom[1], x[0], x[1], product);
-    mma_bf16(product, top[2], bottom[2], top[3], bottom[3], x[2], x[3], product);
+    decode_f16(upper_rows, top);
+    decode_f16(lower_rows, bottom);
+    mma_f16(product, top[0], bottom[0], top[1], bottom[1], x[0], x[1], product);
+    mma_f16(product, top[2], bottom[2], top[3], bottom[3], x[2], x[3], product);
 }
 
-// The four classes' sums of lane (g, c), in one order for every spread, to what finish_rows expects.
-template <int spread> __device__ __forceinline__ float4 sum_classes(const float (&sum)[4 / spread][4])
+// The four classes' sums of lane (g, c), in one order for every spread, to what finish_rows expects. factor: [parity of
+// the class's pairs][column], powers of two.
+template <int spread>
+__device__ __forceinline__ float4 sum_classes(const float (&sum)[4 / spread][4], const float (&factor)[2][2])
 {
-    if constexpr (spread == 4) {
-        float upper = sum[0][0] + sum[0][1],
-              lower = sum[0][2] + sum[0][3]; // classes 0, 1 of even lanes, 2, 3 of odd
+    if constexpr (spread == 4) { // classes 0, 1 of even lanes, 2, 3 of odd
+        float upper = (sum[0][0] + sum[0][1]) * factor[0][0], lower = (sum[0][2] + sum[0][3]) * factor[0][0];
         return make_float4(upper + __shfl_xor_sync(~0u, upper, 1), 0, lower + __shfl_xor_sync(~0u, lower, 1), 0);
     } else if constexpr (spread == 2) {
-        return make_float4((sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]), 0,
-                           (sum[0][2] + sum[0][3]) + (sum[1][2] + sum[1][3]), 0);
+        float upper = (sum[0][0] + sum[0][1]) * factor[0][0], lower = (sum[0][2] + sum[0][3]) * factor[0][0];
+        return make_float4(upper + (sum[1][0] + sum[1][1]) * factor[1][0], 0,
+                           lower + (sum[1][2] + sum[1][3]) * factor[1][0], 0);
     } else {
-        float4 all;
-        all.x = (sum[0][0] + sum[1][0]) + (sum[2][0] + sum[3][0]);
-        all.y = (sum[0][1] + sum[1][1]) + (sum[2][1] + sum[3][1]);
-        all.z = (sum[0][2] + sum[1][2]) + (sum[2][2] + sum[3][2]);
-        all.w = (sum[0][3] + sum[1][3]) + (sum[2][3] + sum[3][3]);
-        return all;
+        float all[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            all[i] = (sum[0][i] + sum[1][i]) * factor[0][i % 2] + (sum[2][i] + sum[3][i]) * factor[1][i % 2];
+        return make_float4(all[0], all[1], all[2], all[3]);
     }
 }
 
@@ -181,7 +235,7 @@ struct packed_pair {
 // Pairs are loaded some ahead of their products. The one that may be missing is the first, so that all else is one
 // stretch of code for the compiler to mix; the classes of the sums then go by the distance from the last.
 template <int P, int spread, bool apart>
-__device__ __forceinline__ float4 multiply_tile(const uint32_t (&b)[P * 2][4], const slice &s, uint32_t stage,
+__device__ __forceinline__ float4 multiply_tile(const prepared<P> &x, const slice &s, uint32_t stage,
                                                 int lane)
 {
     constexpr int step = apart ? 2 : 1; // from a pair to the next
@@ -204,7 +258,7 @@ __device__ __forceinline__ float4 multiply_tile(const uint32_t (&b)[P * 2][4], c
         load(i);
 #pragma unroll
     for (int i = 0; i < P; i++) {
-        const int half = (i + P) % 2; // of the four classes
+        const int half = (i + P) % 2; // of the four classes, even where a warp has but one
         if (i > 0 && i - 1 + ahead < P)
             load(i - 1 + ahead);
         float low_factor[2], high_factor[2];
@@ -217,8 +271,8 @@ __device__ __forceinline__ float4 multiply_tile(const uint32_t (&b)[P * 2][4], c
         if (spread == 1)
             clear(product[1]);
         if (has_pair<P>(s, i)) { // the same for the whole warp
-            multiply_block(product[0], pairs[i].words[0], pairs[i].words[1], b[2 * i]);
-            multiply_block(product[spread == 1], pairs[i].words[2], pairs[i].words[3], b[2 * i + 1]);
+            multiply_block(product[0], pairs[i].words[0], pairs[i].words[1], x.b[2 * i]);
+            multiply_block(product[spread == 1], pairs[i].words[2], pairs[i].words[3], x.b[2 * i + 1]);
         }
         if constexpr (spread == 1) {
 #pragma unroll
@@ -230,9 +284,7 @@ __device__ __forceinline__ float4 multiply_tile(const uint32_t (&b)[P * 2][4], c
                        high_factor[0], high_factor[1]);
         }
     }
-    float4 all = sum_classes<spread>(sum);
-    return make_float4(all.x * partial_factor, all.y * partial_factor, all.z * partial_factor,
-                       all.w * partial_factor);
+    return sum_classes<spread>(sum, x.factor);
 }
 
 // What the exact path reads beside the tile: this lane's activations, one column a route, and where, from each of their
@@ -260,7 +312,7 @@ __device__ __forceinline__ float4 multiply_tile_exactly(const slice &s, uint32_t
                                                         int blocks, int lane)
 {
     constexpr int step = apart ? 2 : 1;
-    const float zero[4] = {0, 0, 0, 0};
+    const float zero[4] = {0, 0, 0, 0}, ones[2][2] = {{1, 1}, {1, 1}};
     float sum[4][4] = {};
 #pragma unroll 1
     for (int first = s.missing * 2; first < P * 2; first += 4 / step) { // a block of each class
@@ -296,7 +348,7 @@ __device__ __forceinline__ float4 multiply_tile_exactly(const slice &s, uint32_t
             accumulate(sum[i], product, factor[0], factor[0], factor[1], factor[1]);
         }
     }
-    return respread(sum_classes<1>(sum), from.spread, lane);
+    return respread(sum_classes<1>(sum, ones), from.spread, lane);
 }
 
 // Where a block's tiles stand in the rings of stages and of partial sums.
@@ -317,14 +369,15 @@ __device__ __forceinline__ void advance(position &at, const nib_moe_args &args)
 // One tile: multiply, give the stage back, hand the partial sums on. spread 0: exactly.
 template <int P, int spread, bool apart>
 __device__ __forceinline__ void multiply_item(const nib_moe_args &args, const block_state &block,
-                                              const position &at, const uint32_t (&b)[P * 2][4], const slice &s,
-                                              const exact_source &from, const nib_moe_product &p, int lane)
+                                              const position &at, const prepared<P> &x, const slice &s,
+                                              const exact_source &from, const nib_moe_product &p,
+                                              int lane)
 {
     barrier_wait(block.full + 8 * at.stage, at.stage_phase);
     uint32_t stage = block.ring + at.stage * args.stage_bytes;
     float4 sum;
     if constexpr (spread > 0)
-        sum = multiply_tile<P, spread, apart>(b, s, stage, lane);
+        sum = multiply_tile<P, spread, apart>(x, s, stage, lane);
     else
         sum = multiply_tile_exactly<P, apart>(s, stage, from, p.blocks, lane);
     __syncwarp();
@@ -345,12 +398,12 @@ __device__ __forceinline__ void multiply_item(const nib_moe_args &args, const bl
 template <int P, int spread, bool apart>
 __device__ __forceinline__ void
 multiply_items(const nib_moe_args &args, const block_state &block, const nib_moe_product &p, position &at,
-               int count, const uint32_t (&b)[P * 2][4], const slice &s, const exact_source &from, int lane)
+               int count, const prepared<P> &x, const slice &s, const exact_source &from, int lane)
 {
 #pragma unroll 1
     for (int i = 0; i < count; i++, advance(at, args))
         if (p.teams == 1 || at.tile % 2 == 0)
-            multiply_item<P, spread, apart>(args, block, at, b, s, from, p, lane);
+            multiply_item<P, spread, apart>(args, block, at, x, s, from, p, lane);
 }
 
 // Waits until h of a group is complete. One thread looks, or the looking itself would hold up the memory. Teams meet
@@ -378,20 +431,20 @@ __device__ __forceinline__ void multiply_product(const nib_moe_args &args, const
         bool exact = (args.exact[g.expert] >> which & 1) || from.rest;
         if (which == 1)
             wait_for_group(args, group);
-        uint32_t b[P * 2][4];
-        bool fast = prepare_activations<P, apart>(b, activation_row(args, block, which, g, from.spread, lane), s,
-                                                  from.spread, p.blocks, lane);
+        prepared<P> x;
+        prepare_activations<P, apart>(x, activation_row(args, block, which, g, from.spread, lane), s, from.spread,
+                                      p.blocks, lane);
         if (lane == 0 && at.tile == in_second_half(warp))
             barrier_arrive(block.activations);
-        if (exact || !fast)
-            multiply_items<P, 0, apart>(args, block, p, at, count, b, s, from, lane);
+        if (exact)
+            multiply_items<P, 0, apart>(args, block, p, at, count, x, s, from, lane);
         else if (!apart && from.spread == 4) {
             if constexpr (!apart)
-                multiply_items<P, 4, apart>(args, block, p, at, count, b, s, from, lane);
+                multiply_items<P, 4, apart>(args, block, p, at, count, x, s, from, lane);
         } else if (from.spread == 2)
-            multiply_items<P, 2, apart>(args, block, p, at, count, b, s, from, lane);
+            multiply_items<P, 2, apart>(args, block, p, at, count, x, s, from, lane);
         else
-            multiply_items<P, 1, apart>(args, block, p, at, count, b, s, from, lane);
+            multiply_items<P, 1, apart>(args, block, p, at, count, x, s, from, lane);
         left -= count;
     }
 }

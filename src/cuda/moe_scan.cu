@@ -5,11 +5,11 @@
 namespace
 {
 
-// What a scale asks for: bit 0 where it lies outside [96, 254], which the few-token kernel's fast path is good for, bit 1
+// What a scale asks for: bit 0 where it lies outside [32, 238], which the few-token kernel's fast path is good for, bit 1
 // where it lies outside what the many-token path is. Below, blocks of zeros, to which encoders give scale 0, are good.
 __device__ unsigned judge_scale(uint8_t scale, const uint8_t *block)
 {
-    unsigned found = (scale < 96 || scale == 255) |
+    unsigned found = (scale < 32 || scale > 238) |
                      (scale < NIB_MOE_PREFILL_MIN_SCALE || scale > NIB_MOE_PREFILL_MAX_SCALE) << 1;
     if (found == 0 || scale > NIB_MOE_PREFILL_MAX_SCALE)
         return found;
