@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/moe_decode.cuh"
+#include "cuda/moe_places.cuh"
 #include "cuda/moe_routing.cuh"
 
 constexpr int multiply_warps = NIB_MOE_MULTIPLY_WARPS;
@@ -23,23 +24,30 @@ struct block_state {
     const share *shares;                  /* [2] */
     uint32_t full, empty;                 // barriers of the stages, 8 bytes apart
     uint32_t partial_full, partial_empty; // barriers of the slots of sums
-    uint32_t activations;                 // one barrier: the first group's are in registers
+    uint32_t activations;                 // one barrier: the first group's are asked for
     uint32_t ring, partials;
 };
 
+// What the division by the number of blocks would give, without its latency.
+__device__ __forceinline__ unsigned divide_by_blocks(const nib_moe_args &args, unsigned value)
+{
+    unsigned quotient = __umulhi(value, args.blocks_inverse); // right, or one less
+    return quotient + (value - quotient * gridDim.x >= gridDim.x);
+}
+
 // The shares of this block, for lanes 0 and 1: of W13 and of W2. Those of W13 differ by a tile at most, or by a tile's
-// weight, and so do those of both products together. Weights of 1024 groups' tiles, 1440 a group at most, times blocks
-// are below 2^32.
+// weight, and so do those of both products together. Weights of 1024 groups' tiles, 1440 a group at most and 20 each,
+// times 132 blocks are below 2^32.
 __device__ __forceinline__ share find_share(const nib_moe_args &args, const routing &r, int n_groups, int lane)
 {
     int which = lane % 2;
     unsigned block = blockIdx.x + lane / 2 % 2, blocks = gridDim.x, tiles = args.product[which].tiles;
     route_group last = r.groups[n_groups - 1];
     unsigned all = last.before + tile_weight(args, last.count), first = all * args.product[0].tiles;
-    unsigned begin = first * block / blocks;
+    unsigned begin = divide_by_blocks(args, first * block);
     if (which == 1)
-        begin =
-            all * tiles < blocks ? all * tiles * block / blocks : (first + all * tiles) * block / blocks - begin;
+        begin = all * tiles < blocks ? divide_by_blocks(args, all * tiles * block)
+                                     : divide_by_blocks(args, (first + all * tiles) * block) - begin;
     int group = 0; // the last that begins there or before
     for (int end = n_groups; end - group > 1;) {
         int middle = (group + end) / 2;
@@ -67,40 +75,6 @@ __device__ __forceinline__ nib_expert expert_at(const nib_moe_table &table, int 
     e.up_bias = static_cast<const uint8_t *>(e.up_bias) + index * step[7];
     e.down_bias = static_cast<const uint8_t *>(e.down_bias) + index * step[8];
     return e;
-}
-
-// The half of a place's 16 rows in which a half's row lies: the same, but in every other pair of rows that alternate in
-// one region they change places (see halves_exchanged).
-__device__ __forceinline__ int half_at(const nib_moe_product &p, int half, int row)
-{
-    return half ^ (p.halves_exchanged ? row >> 1 & 1 : 0);
-}
-
-// The place of a tile's row in its stage: in W13 every 16 rows are 8 gate rows and then their 8 up rows, as half_at has
-// them.
-__device__ __forceinline__ int place_of(const nib_moe_product &p, int which, int half, int row)
-{
-    return which == 0 ? row + (row & ~7) + half_at(p, half, row) * 8 : row;
-}
-
-// Where the place's row lies among the tile's rows in memory.
-__device__ __forceinline__ int memory_row(const nib_moe_product &p, int which, int place)
-{
-    if (which == 1)
-        return place;
-    int row = place / 16 * 8 + place % 8, half = half_at(p, place >> 3 & 1, row);
-    return p.interleaved ? 2 * row + half : row + half * p.tile_rows;
-}
-
-// Where the scales of that place lie among the tile's scales, and its packed bytes among the packed, in rows.
-__device__ __forceinline__ int scale_row(const nib_moe_product &p, int which, int place)
-{
-    return p.scale_copy == NIB_MOE_SCALES_BY_REGION ? memory_row(p, which, place) : place;
-}
-
-__device__ __forceinline__ int packed_row(const nib_moe_product &p, int which, int place)
-{
-    return p.rows_by_region ? memory_row(p, which, place) : place;
 }
 
 // Few routes leave columns of the tensor-core tile idle. They then take `spread` columns each, and block i of a slice

@@ -6,21 +6,19 @@
 
 #include "cuda/moe_device.cuh"
 
-#define NIB_MOE_MULTIPLY_WARPS 12 // whole warpgroups, and so are the others together
 #define NIB_MOE_PRODUCER_WARPS 2
 #define NIB_MOE_FINISH_WARPS 2
 #define NIB_MOE_DECODE_THREADS (32 * (NIB_MOE_MULTIPLY_WARPS + NIB_MOE_PRODUCER_WARPS + NIB_MOE_FINISH_WARPS))
 #define NIB_MOE_REGISTERS 128 // a thread at launch; then the others give some to those that multiply
 #define NIB_MOE_MULTIPLY_REGISTERS 144
 #define NIB_MOE_OTHER_REGISTERS 80
-#define NIB_MOE_MAX_ROW_GROUPS 4
 #define NIB_MOE_MAX_STAGES 16
 #define NIB_MOE_MAX_SLOTS 4           // of a tile's sums; as many as finishing warps, or twice
 #define NIB_MOE_SUM_BYTES 512         // of a warp in a slot: a float4 a lane, or half as much
 #define NIB_MOE_TALL_TILE_BYTES 40000 // most bytes of packed rows in a tile of more than 16 of them
 // Up to so many routes all warps share a tile, and the ring has so many bytes or three stages.
 #define NIB_MOE_FEW_ROUTES 32
-#define NIB_MOE_FEW_BYTES (75 * 1024)
+#define NIB_MOE_FEW_BYTES (128 * 1024)
 #define NIB_MOE_LANE_ROUTES 32 // so many are sorted by one warp, a lane each
 static_assert(NIB_MOE_LANE_ROUTES <= 32 && NIB_MOE_LANE_ROUTES <= NIB_MOE_FEW_ROUTES, "their tiles all weigh the same");
 #define NIB_MOE_MAX_PAIRS 10 // pairs of blocks whose activations a warp holds in registers

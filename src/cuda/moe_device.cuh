@@ -6,11 +6,21 @@
 
 #include "nibble/moe.h"
 
+#define NIB_MOE_MULTIPLY_WARPS 12 // of the few-token kernel; whole warpgroups, and so are the others together
+#define NIB_MOE_MAX_ROW_GROUPS 4
+
 // How a tile's scale bytes reach shared memory.
 enum nib_moe_scale_copy {
     NIB_MOE_SCALES_BY_ROW,    // a bulk copy a row, padded: unpadded rows would meet in one bank
     NIB_MOE_SCALES_BY_REGION, // one or two bulk copies a tile: its rows lie together
     NIB_MOE_SCALES_BY_BYTE,   // plain loads: anything else
+};
+
+// What one multiplying warp does of a tile: pairs of blocks of 16 of its rows.
+struct nib_moe_slice {
+    uint8_t row_group; // of the tile's
+    uint8_t place;     // of the warp's sums among a tile's
+    uint8_t first_pair, pairs;
 };
 
 // One of the two products, W13 x and W2 h: how its rows are cut into tiles. A tile is 16 * row_groups rows over all
@@ -23,20 +33,23 @@ struct nib_moe_product {
     int blocks;                      // columns / 32
     int pairs;                       // ceil(blocks / 2): what a warp takes at a time
     int teams, row_groups, k_slices; // their product is the number of multiplying warps
-    uint8_t slice_begin[16];         // the first pair of each slice, and the end of the last
     int max_pairs;                   // of the largest slice, or half slice
     bool classes_apart;              // a slice is two warps' work: its even pairs and its odd ones
+    nib_moe_slice slices[NIB_MOE_MULTIPLY_WARPS];
+    uint16_t packed_at[16 * NIB_MOE_MAX_ROW_GROUPS]; // where the packed row at each place of a stage lies in it
+    uint16_t scales_at[16 * NIB_MOE_MAX_ROW_GROUPS]; // and its scales, behind scale_offset
     int tile_rows;                   // output rows of a tile: 8 * row_groups pairs for W13, 16 * row_groups for W2
     int tiles;                       // ceil(rows / tile_rows)
-    int row_stride;                  // bytes between rows in shared memory
+    int row_stride;                  // bytes in shared memory from a row to the next, or from a pair to the next
     int scale_stride;
     int scale_offset; // of the tile's scales in a stage
     nib_moe_scale_copy scale_copy;
-    bool rows_by_region; // packed rows by one or two bulk copies a tile, unpadded; else a copy a row
+    bool rows_by_region; // packed rows by one or two bulk copies a tile, unpadded; else a copy a row, or for two:
+    bool rows_paired;    // neighbours in memory are copied together and lie at places 8 apart, so in two ldmatrix
     bool interleaved;    // gate and up rows, and their scales, alternate in one region
-    // In a stage gate and up rows change places where bit 1 of the row is set: ldmatrix reads 8 places at once, and every
-    // other row of one region alone would meet a bank four times.
-    bool halves_exchanged;
+    // Gate and up rows, or those of a pair, change places where this bit of the row or pair is set (31: never). Else the
+    // rows at 8 places that are read at once would meet in a bank more often: ldmatrix in one region, scales of pairs.
+    int exchange_bit;
 };
 
 // The expert table, or the first expert and the step from each to the next where all are alike.
@@ -57,6 +70,7 @@ struct nib_moe_args {
     int n_experts, first_expert;
 
     int tokens, top_k, routes;
+    unsigned top_k_inverse;       // 2^16 / top_k rounded up: a route times it, shifted by 16, is its token
     const uint16_t *x;            /* [T, K] bf16 */
     const int32_t *expert_ids;    /* [T, k] */
     const float *routing_weights; /* [T, k] */
@@ -69,8 +83,9 @@ struct nib_moe_args {
     unsigned *grid_barrier;
 
     int stages, stage_bytes, partial_slots;
-    bool by_weight;                                 // shares are of equal weight rather than of equally many tiles
-    int ring_bytes, partial_offset, routing_offset; // in shared memory
+    int tile_weight, weight_step; // of a tile of a group of one or two routes, and more for up to four, eight routes
+    unsigned blocks_inverse;      // 2^32 / blocks of the grid
+    int partial_offset, routing_offset; // in shared memory, behind the ring
 };
 
 #endif

@@ -45,26 +45,41 @@ __device__ __forceinline__ void sum_token_quad(const nib_moe_args &args, int tok
 __device__ __forceinline__ void sum_routes(const nib_moe_args &args, const block_state &block, int warp, int lane)
 {
     int quads = args.product[1].rows / 4;
-    int64_t all = static_cast<int64_t>(args.tokens) * quads;
-    int64_t stride = static_cast<int64_t>(gridDim.x) * (NIB_MOE_DECODE_THREADS);
-    for (int64_t i = (static_cast<int64_t>(warp) * gridDim.x + blockIdx.x) * 32 + lane; i < all; i += stride)
-        sum_token_quad(args, static_cast<int>(i / quads), static_cast<int>(i % quads) * 4,
+    int all = args.tokens * quads, stride = static_cast<int>(gridDim.x) * NIB_MOE_DECODE_THREADS;
+    for (int i = (warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * 32 + lane; i < all; i += stride)
+        sum_token_quad(args, i / quads, i % quads * 4,
                        [&](int route) { return block.routes.rank[route] != ~0u; });
 }
 
-// Biases of an output row and of the one that a lane finishes with it: of W13 gate and up, of W2 eight rows further.
+// A lane (g, c) of a finishing warp has the rows at places g and g + 8 of every 16: of W13 gate and up row g, of W2 this
+// one and one so much further on.
+__device__ __forceinline__ int first_row(const nib_moe_product &p, int which, int lane)
+{
+    return lane / 4 * (which == 1 && p.rows_paired ? 2 : 1);
+}
+
+__device__ __forceinline__ int to_second_row(const nib_moe_product &p)
+{
+    return p.rows_paired ? 1 : 8;
+}
+
+// Biases of an output row and of the one that a lane finishes with it: of W13 gate and up, of W2 `further` rows on.
 struct bias_pair {
     const uint8_t *first, *second; // null: none
     int64_t step;                  // bytes from row to row
 };
 
-__device__ __forceinline__ bias_pair biases_of(const nib_moe_args &args, int which, const nib_expert &e, int row)
+__device__ __forceinline__ bias_pair biases_of(const nib_moe_args &args, int which, const nib_expert &e, int row,
+                                               int further)
 {
     if (!args.has_bias)
         return {nullptr, nullptr, 0};
     int64_t step = (args.bias_bf16 ? 2 : 4) * (which == 0 ? args.gate_up_row_stride : 1);
     const uint8_t *first = static_cast<const uint8_t *>(which == 0 ? e.gate_bias : e.down_bias) + row * step;
-    return {first, which == 0 ? static_cast<const uint8_t *>(e.up_bias) + row * step : first + 8 * step, step};
+    return {first,
+            which == 0 ? static_cast<const uint8_t *>(e.up_bias) + row * step
+                       : first + further * step,
+            step};
 }
 
 // As they lie in memory, so that they can be loaded long before they are needed: what makes numbers of them waits for
@@ -73,11 +88,11 @@ struct raw_biases {
     uint32_t first, second;
 };
 
-// Of the row `rows` further, which is `row`.
-__device__ __forceinline__ raw_biases load_biases(const nib_moe_args &args, int which, const bias_pair &biases,
-                                                  int rows, int row)
+// Of the row `rows` further, if it is there.
+__device__ __forceinline__ raw_biases load_biases(const nib_moe_args &args, const bias_pair &biases, int rows,
+                                                  bool there)
 {
-    if (!biases.first || row >= args.product[which].rows)
+    if (!biases.first || !there)
         return {0, 0};
     const uint8_t *first = biases.first + rows * biases.step, *second = biases.second + rows * biases.step;
     if (args.bias_bf16)
@@ -90,13 +105,13 @@ __device__ __forceinline__ float bias_of(const nib_moe_args &args, uint32_t raw)
     return __uint_as_float(args.bias_bf16 ? raw << 16 : raw);
 }
 
-// What a lane (g, c) of a finishing warp has to do with a group: the rows g and g + 8 of every 16 (of W13 gate and up
-// row g), of the group's routes 2c and 2c + 1, or of one where routes take several columns each.
+// What a lane (g, c) of a finishing warp has to do with a group: two rows (see first_row) of the group's routes 2c and
+// 2c + 1, or of one where routes take several columns each.
 struct finish_part {
     int routes;       // none, one or two
     bool one_column;  // one route at most, whose sums are x and z
-    int64_t at[2];    // row g of each, in h or among the outputs
-    bias_pair biases; // of row g
+    int64_t at[2];    // the first row of each, in h or among the outputs
+    bias_pair biases; // of that row
 };
 
 // Rows of the output in 16 of a stage.
@@ -110,14 +125,14 @@ __device__ __forceinline__ finish_part part_of_group(const nib_moe_args &args, c
 {
     const nib_moe_product &p = args.product[which];
     route_group group = block.routes.groups[index];
-    int spread = spread_of(p, group), c = lane % 4, row = lane / 4, first = c * 2 / spread;
+    int spread = spread_of(p, group), c = lane % 4, row = first_row(p, which, lane), first = c * 2 >> spread / 2;
     finish_part part;
     part.one_column = spread > 1;
     part.routes = min(group.count - first, spread == 1 ? 2 : spread == 2 || c % 2 == 0 ? 1 : 0);
     for (int i = 0; i < 2; i++)
         part.at[i] =
             i < part.routes ? static_cast<int64_t>(block.routes.slots[group.first + first + i]) * p.rows + row : 0;
-    part.biases = biases_of(args, which, expert_at(args.table, group.expert), row);
+    part.biases = biases_of(args, which, expert_at(args.table, group.expert), row, to_second_row(p));
     return part;
 }
 
@@ -137,7 +152,7 @@ __device__ __forceinline__ void finish_rows(const nib_moe_args &args, const nib_
                                             const raw_biases &biases, int lane)
 {
     int row = number * sixteen(which);
-    if (row + lane / 4 >= p.rows)
+    if (row >= p.rows)
         return;
     bool exchanged = half_at(p, 0, lane / 4);
     float first_bias = bias_of(args, biases.first), second_bias = bias_of(args, biases.second);
@@ -150,8 +165,13 @@ __device__ __forceinline__ void finish_rows(const nib_moe_args &args, const nib_
         if (which == 0) {
             store_h_element(args, part.at[i] + row, activate(args.activation, a, b));
         } else {
-            args.out[part.at[i] + row] = a;
-            args.out[part.at[i] + row + 8] = b;
+            float *out = args.out + part.at[i] + row;
+            if (p.rows_paired) {
+                *reinterpret_cast<float2 *>(out) = make_float2(a, b);
+            } else {
+                out[0] = a;
+                out[8] = b;
+            }
         }
     }
 }
@@ -230,8 +250,8 @@ __device__ __forceinline__ void finish(const nib_moe_args &args, const block_sta
             finish_part part = part_of_group(args, block, which, group, lane);
             int number = tile * p.row_groups, i = 0, done = 0;
             auto load = [&](int from) {
-                return load_biases(args, which, part.biases, from * sixteen(which),
-                                   from * sixteen(which) + lane / 4);
+                int rows = from * sixteen(which);
+                return load_biases(args, part.biases, rows, rows < p.rows);
             };
             raw_biases ahead = load(number);
             while (left > 0 && tile < p.tiles) { // 16 rows

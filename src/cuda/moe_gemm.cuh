@@ -159,7 +159,7 @@ __device__ __forceinline__ void store_h(uint8_t *place, float even, float odd, b
 
 __device__ __forceinline__ float2 biases_at(const nib_moe_args &call, int which, const nib_expert &expert, int row)
 {
-    raw_biases raw = load_biases(call, which, biases_of(call, which, expert, row), 0, row);
+    raw_biases raw = load_biases(call, biases_of(call, which, expert, row, 8), 0, row < call.product[which].rows);
     return make_float2(bias_of(call, raw.first), bias_of(call, raw.second));
 }
 
@@ -216,10 +216,10 @@ __device__ __forceinline__ void multiply_rows(const nib_moe_prefill &args, const
     row_pair rows;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        row_source from = rows_of(args.call, which, expert, i);
+        row_source packed = packed_rows(args.call, which, expert, i), scales = scale_rows(args.call, which, expert, i);
         int64_t own = min(which == 0 ? row : row + 8 * i, p.rows - 1);
-        rows.packed[i] = from.packed + own * from.packed_step;
-        rows.scales[i] = from.scales + own * from.scale_step;
+        rows.packed[i] = packed.bytes + own * packed.step;
+        rows.scales[i] = scales.bytes + own * scales.step;
     }
     block_pair next[2]; // two groups of 128 columns are under way: with few routes a tile is all loads
     for (int i = 0; i < 2; i++)

@@ -40,29 +40,18 @@ __device__ __forceinline__ bool in_second_half(int warp)
     return warp >= multiply_warps / 2;
 }
 
-// The second team begins with another slice, so that no scheduler has all the long ones.
 template <int P, bool apart>
-__device__ __forceinline__ slice slice_of(const nib_moe_product &p, int which, int warp, int lane)
+__device__ __forceinline__ slice slice_of(const nib_moe_product &p, int warp, int lane)
 {
+    nib_moe_slice mine = p.slices[warp];
     slice s;
-    int second = in_second_half(warp) && (apart || p.teams == 2);
-    int member = warp - second * (multiply_warps / 2), slices = apart ? p.k_slices / 2 : p.k_slices;
-    int row_group = member / slices, part = member % slices + (apart ? 0 : second);
-    part = part == slices ? 0 : part;
-    int pairs = p.slice_begin[part + 1] - p.slice_begin[part];
-    s.first_pair = p.slice_begin[part];
-    if (apart) {
-        s.first_pair += second;
-        pairs = (pairs + 1 - second) / 2;
-    }
-    s.missing = P - pairs;
-    s.first_pair -= s.missing * (apart ? 2 : 1);
-    s.partial = (row_group * p.k_slices + part + (apart ? second * slices : 0)) * NIB_MOE_SUM_BYTES;
-    s.rows =
-        packed_row(p, which, row_group * 16 + lane % 16) * p.row_stride + (lane / 16) * 16 + s.first_pair * 32;
+    s.missing = P - mine.pairs;
+    s.first_pair = mine.first_pair - s.missing * (apart ? 2 : 1);
+    s.partial = mine.place * NIB_MOE_SUM_BYTES;
+    int place = mine.row_group * 16;
+    s.rows = p.packed_at[place + lane % 16] + (lane / 16) * 16 + s.first_pair * 32;
     for (int half = 0; half < 2; half++)
-        s.scales[half] = p.scale_offset + s.first_pair * 2 +
-                         scale_row(p, which, row_group * 16 + lane / 4 + half * 8) * p.scale_stride;
+        s.scales[half] = p.scale_offset + p.scales_at[place + lane / 4 + half * 8] + s.first_pair * 2;
     return s;
 }
 
@@ -71,11 +60,11 @@ __device__ __forceinline__ const uint16_t *activation_row(const nib_moe_args &ar
                                                           int which, const route_group &group, int spread,
                                                           int lane)
 {
-    int member = lane / 4 / spread;
+    int member = lane / 4 >> spread / 2;
     if (member >= group.count)
         return nullptr;
     int route = block.routes.slots[group.first + member];
-    return which == 0 ? args.x + static_cast<int64_t>(route / args.top_k) * args.product[0].columns
+    return which == 0 ? args.x + static_cast<int64_t>(route * args.top_k_inverse >> 16) * args.product[0].columns
                       : args.h + static_cast<int64_t>(route) * args.product[1].columns;
 }
 
@@ -131,17 +120,30 @@ __device__ __forceinline__ uint32_t high_to_f16(uint32_t a, uint32_t b, float fa
                                      __uint_as_float(b & 0xffff0000u) * factor));
 }
 
+// Asks for this warp's columns of the group's activations, as they lie in memory: of a route that takes `spread` columns
+// each of them gets every spread'th block, and zeros for the others.
 template <int P, bool apart>
-__device__ __forceinline__ void prepare_activations(prepared<P> &to, const uint16_t *row, const slice &s, int spread,
-                                                    int blocks, int lane)
+__device__ __forceinline__ void load_slice(uint4 (&raw)[P * 2], const uint16_t *row, const slice &s, int spread,
+                                           int blocks, int lane)
 {
     constexpr int step = apart ? 2 : 1;
-    uint4 raw[P * 2];
+    const uint16_t *first = row + s.first_pair * 64 + lane % 4 * 8;
+    bool mine[4];
 #pragma unroll
-    for (int i = 0; i < P * 2; i++)
-        raw[i] = has_pair<P>(s, i / 2) && ((i + P % 2 * 2 ^ lane / 4) & (spread - 1)) == 0
-                     ? load_activations(row, (s.first_pair + i / 2 * step) * 2 + i % 2, blocks, lane)
-                     : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < 4; i++)
+        mine[i] = row && ((i + P % 2 * 2 ^ lane / 4) & (spread - 1)) == 0;
+#pragma unroll
+    for (int i = 0; i < P * 2; i++) {
+        bool there = mine[i % 4] && has_pair<P>(s, i / 2);
+        if (i == P * 2 - 1) // a row's last pair may be one block
+            there = there && (s.first_pair + i / 2 * step) * 2 + 1 < blocks;
+        raw[i] = load_global_u4_if(there, first + (i / 2 * step * 2 + i % 2) * 32);
+    }
+}
+
+template <int P, bool apart>
+__device__ __forceinline__ void prepare_activations(prepared<P> &to, const uint4 (&raw)[P * 2], int spread, int lane)
+{
     __nv_bfloat162 largest[2] = {};
 #pragma unroll
     for (int i = 0; i < P * 2; i++) {
@@ -300,7 +302,7 @@ __device__ __forceinline__ float4 respread(const float4 &sum, int spread, int la
 {
     if (spread == 1)
         return sum;
-    int route = lane % 4 * 2 / spread, from = lane / 4 * 4 + route / 2;
+    int route = lane % 4 * 2 >> spread / 2, from = lane / 4 * 4 + route / 2;
     float x = __shfl_sync(~0u, sum.x, from), y = __shfl_sync(~0u, sum.y, from);
     float z = __shfl_sync(~0u, sum.z, from), w = __shfl_sync(~0u, sum.w, from);
     return route % 2 ? make_float4(y, 0, w, 0) : make_float4(x, 0, z, 0);
@@ -422,23 +424,25 @@ __device__ __forceinline__ void multiply_product(const nib_moe_args &args, const
 {
     const nib_moe_product &p = args.product[which];
     share mine = block.shares[which];
-    slice s = slice_of<P, apart>(p, which, warp, lane);
+    slice s = slice_of<P, apart>(p, warp, lane);
     for (int tile = mine.tile, left = mine.count; left > 0; tile = 0, mine.group++) {
         int group = mine.group, count = min(p.tiles - tile, left);
         route_group g = block.routes.groups[group];
-        exact_source from = {activation_row(args, block, which, g, 1, lane), which == 1 ? args.h_rest : 0,
-                             spread_of(p, g)};
+        exact_source from = {nullptr, which == 1 ? args.h_rest : 0, spread_of(p, g)};
         bool exact = (args.exact[g.expert] >> which & 1) || from.rest;
         if (which == 1)
             wait_for_group(args, group);
-        prepared<P> x;
-        prepare_activations<P, apart>(x, activation_row(args, block, which, g, from.spread, lane), s, from.spread,
-                                      p.blocks, lane);
+        uint4 raw[P * 2];
+        load_slice<P, apart>(raw, activation_row(args, block, which, g, from.spread, lane), s, from.spread, p.blocks,
+                             lane);
         if (lane == 0 && at.tile == in_second_half(warp))
             barrier_arrive(block.activations);
-        if (exact)
+        prepared<P> x;
+        prepare_activations<P, apart>(x, raw, from.spread, lane);
+        if (exact) {
+            from.row = activation_row(args, block, which, g, 1, lane);
             multiply_items<P, 0, apart>(args, block, p, at, count, x, s, from, lane);
-        else if (!apart && from.spread == 4) {
+        } else if (!apart && from.spread == 4) {
             if constexpr (!apart)
                 multiply_items<P, 4, apart>(args, block, p, at, count, x, s, from, lane);
         } else if (from.spread == 2)

@@ -13,6 +13,7 @@ extern "C" {
 #include "ops/moe_check.h"
 }
 #include "cuda/moe_decode.cuh"
+#include "cuda/moe_places.cuh"
 #include "cuda/moe_prefill.cuh"
 #include "cuda/moe_routing.cuh"
 #include "cuda/moe_scan.cuh"
@@ -91,6 +92,12 @@ nib_moe_scale_copy pick_scale_copy(const nib_moe_weights &w, const nib_moe_produ
     return together ? NIB_MOE_SCALES_BY_REGION : NIB_MOE_SCALES_BY_BYTE;
 }
 
+// Of a stage's packed rows.
+int packed_bytes(const nib_moe_product &p, int row_groups)
+{
+    return (p.rows_paired ? 8 : 16) * row_groups * p.row_stride;
+}
+
 // Cuts a product into tiles for two teams, or for one where rows are too long for six warps. Where half as many slices
 // of a row would do, and a stage stays small enough, a tile has twice the rows instead: what surrounds a warp's few
 // pairs costs, too.
@@ -102,24 +109,24 @@ void cut_product(const nib_moe_weights &w, int which, bool two_teams, nib_moe_pr
     p->blocks = p->columns / NIB_MX_BLOCK;
     p->pairs = (p->blocks + 1) / 2;
     // The memory gives a run of rows faster than each of them; but without padding to an odd number of 16-byte units
-    // ldmatrix meets a bank twice, and with rows of whole 64 bytes more often.
+    // ldmatrix meets a bank twice, and with rows of whole 64 bytes more often. Then neighbours are copied two by two.
     p->interleaved = which == 0 && rows_alternate(w, *p);
     bool together = which == 1 || w.gate_up_row_stride == 1 || p->interleaved;
     p->rows_by_region = together && p->blocks % 4 != 0;
-    p->halves_exchanged = p->interleaved && p->rows_by_region;
-    p->row_stride = (p->rows_by_region ? p->blocks : p->blocks | 1) * 16;
+    p->rows_paired = !p->rows_by_region && (which == 1 || p->interleaved);
+    p->row_stride = (p->rows_by_region ? p->blocks : (p->rows_paired ? 2 * p->blocks : p->blocks) | 1) * 16;
     p->teams = two_teams && p->pairs * 2 <= NIB_MOE_MAX_PAIRS * NIB_MOE_MULTIPLY_WARPS ? 2 : 1;
     p->k_slices = NIB_MOE_MULTIPLY_WARPS / p->teams;
     for (p->row_groups = 1; p->row_groups < NIB_MOE_MAX_ROW_GROUPS; p->row_groups *= 2) {
         if (p->k_slices % 2 || p->pairs * 2 > p->k_slices * NIB_MOE_MAX_PAIRS ||
-            32 * p->row_groups * p->row_stride > NIB_MOE_TALL_TILE_BYTES)
+            packed_bytes(*p, 2 * p->row_groups) > NIB_MOE_TALL_TILE_BYTES)
             break;
         p->k_slices /= 2;
     }
-    for (int i = 0; i <= p->k_slices; i++)
-        p->slice_begin[i] = static_cast<uint8_t>(p->pairs * i / p->k_slices);
-    p->max_pairs = (p->pairs + p->k_slices - 1) / p->k_slices;
     p->scale_copy = pick_scale_copy(w, *p, which, together);
+    p->exchange_bit = p->rows_by_region && p->interleaved                            ? 1
+                      : p->rows_paired && p->scale_copy == NIB_MOE_SCALES_BY_REGION ? 2
+                                                                                     : 31;
     p->scale_stride = p->scale_copy == NIB_MOE_SCALES_BY_ROW      ? (p->blocks / 16 | 1) * 16
                       : p->scale_copy == NIB_MOE_SCALES_BY_REGION ? p->blocks
                                                                   : round_up(p->blocks, 2);
@@ -129,7 +136,7 @@ void cut_product(const nib_moe_weights &w, int which, bool two_teams, nib_moe_pr
 bool joined_by_rows(const nib_moe_product &p)
 {
     return 2 * p.row_groups <= NIB_MOE_MAX_ROW_GROUPS &&
-           32 * p.row_groups * p.row_stride <= NIB_MOE_TALL_TILE_BYTES;
+           packed_bytes(p, 2 * p.row_groups) <= NIB_MOE_TALL_TILE_BYTES;
 }
 
 // A row that is not joined so has so many pairs that each of three slices, or of six, has seven at least (see
@@ -145,16 +152,43 @@ void join_teams(nib_moe_product *p)
         return;
     }
     p->k_slices *= 2;
-    p->max_pairs = (p->max_pairs + 1) / 2;
     p->classes_apart = true;
+}
+
+// Slices differ by a pair at most. Of two teams the second begins with another slice, so that no scheduler has all the
+// long ones.
+void share_out(nib_moe_product *p)
+{
+    int slices = p->classes_apart ? p->k_slices / 2 : p->k_slices;
+    p->max_pairs = 0;
+    for (int warp = 0; warp < NIB_MOE_MULTIPLY_WARPS; warp++) {
+        int second = warp >= NIB_MOE_MULTIPLY_WARPS / 2 && (p->classes_apart || p->teams == 2);
+        int member = warp - second * NIB_MOE_MULTIPLY_WARPS / 2, row_group = member / slices;
+        int part = (member + (p->classes_apart ? 0 : second)) % slices;
+        int begin = p->pairs * part / slices, pairs = p->pairs * (part + 1) / slices - begin;
+        int place = row_group * p->k_slices + part;
+        if (p->classes_apart) {
+            begin += second;
+            pairs = (pairs + 1 - second) / 2;
+            place += second * slices;
+        }
+        p->slices[warp] = {static_cast<uint8_t>(row_group), static_cast<uint8_t>(place), static_cast<uint8_t>(begin),
+                           static_cast<uint8_t>(pairs)};
+        p->max_pairs = std::max(p->max_pairs, pairs);
+    }
 }
 
 // What follows from the number of row groups. Returns the bytes of a stage.
 int size_tiles(nib_moe_product *p, int which)
 {
+    share_out(p);
     p->tile_rows = (which ? 16 : 8) * p->row_groups;
     p->tiles = (p->rows + p->tile_rows - 1) / p->tile_rows;
-    p->scale_offset = 16 * p->row_groups * p->row_stride;
+    p->scale_offset = packed_bytes(*p, p->row_groups);
+    for (int place = 0; place < 16 * p->row_groups; place++) {
+        p->packed_at[place] = static_cast<uint16_t>(packed_at(*p, which, place));
+        p->scales_at[place] = static_cast<uint16_t>(scales_at(*p, which, place));
+    }
     return round_up(p->scale_offset + 16 * p->row_groups * p->scale_stride, 128);
 }
 
@@ -373,9 +407,11 @@ int lay_out_shared(const nib_moe_cuda_plan &plan, nib_moe_args *args)
     args->stages = std::min({fit, wanted, NIB_MOE_MAX_STAGES});
     if (two_teams)
         args->stages -= args->stages % 2;
-    // With fewer stages it is the memory that tiles wait for, which takes as long for all of them; and shares of few
-    // tiles are to be even to the tile.
-    args->by_weight = args->routes > NIB_MOE_FEW_ROUTES && args->stages >= 6;
+    // With fewer stages it is the memory more than the products that tiles wait for; and shares of few tiles are to be even
+    // to the tile.
+    bool many = args->routes > NIB_MOE_FEW_ROUTES;
+    args->tile_weight = many ? 16 : 1;
+    args->weight_step = !many ? 0 : args->stages >= 6 ? 2 : 1;
     args->partial_offset = args->stages * args->stage_bytes;
     // Twice the sums, where they do not cost a stage: finishing warps may then fall behind.
     bool twice = args->partial_offset + 2 * partial_bytes + routes <= plan.shared_limit;
@@ -392,6 +428,7 @@ nib_moe_args args_of(const nib_moe_cuda_plan &plan, const nib_moe_call *call, in
     int64_t hidden = args.product[0].columns, route = first * call->top_k;
     args.tokens = static_cast<int>(count);
     args.top_k = static_cast<int>(call->top_k);
+    args.top_k_inverse = (65536u + static_cast<unsigned>(call->top_k) - 1) / static_cast<unsigned>(call->top_k);
     args.routes = static_cast<int>(count * call->top_k);
     args.x = static_cast<const uint16_t *>(call->x) + first * hidden;
     args.expert_ids = call->expert_ids + route;
@@ -416,6 +453,7 @@ cudaError_t launch_decode(const nib_moe_cuda_plan &plan, const nib_moe_call *cal
     args.grid_barrier = reinterpret_cast<unsigned *>(scratch);
     args.h_done = reinterpret_cast<unsigned *>(scratch + l.h_done);
     int shared = lay_out_shared(plan, &args);
+    args.blocks_inverse = static_cast<unsigned>((1ull << 32) / static_cast<unsigned>(plan.blocks));
     return nib_moe_decode_launch(args, plan.blocks, shared, stream);
 }
 

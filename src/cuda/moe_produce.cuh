@@ -5,117 +5,151 @@
 #include "cuda/moe_block.cuh"
 #include "cuda/pipeline.cuh"
 
-// Where rows of an expert's matrix lie: row i at packed + i * packed_step, its scales at scales + i * scale_step.
+// Where rows of an expert's matrix lie, packed or their scales: row i at bytes + i * step.
 struct row_source {
-    const uint8_t *packed, *scales;
-    int64_t packed_step, scale_step;
+    const uint8_t *bytes;
+    int64_t step;
 };
 
 // half 1 of W13 are its up rows; W2 has one half.
-__device__ __forceinline__ row_source rows_of(const nib_moe_args &args, int which, const nib_expert &e, int half)
+__device__ __forceinline__ row_source packed_rows(const nib_moe_args &args, int which, const nib_expert &e, int half)
 {
-    const nib_moe_product &p = args.product[which];
-    int64_t stride = which == 0 ? args.gate_up_row_stride : 1;
-    const uint8_t *packed = which ? e.down : half ? e.up : e.gate;
-    const uint8_t *scales = which ? e.down_scales : half ? e.up_scales : e.gate_scales;
-    return {packed, scales, stride * (p.columns / 2), stride * p.blocks};
+    return {which  ? e.down
+            : half ? e.up
+                   : e.gate,
+            (which == 0 ? args.gate_up_row_stride : 1) * (args.product[which].columns / 2)};
+}
+
+__device__ __forceinline__ row_source scale_rows(const nib_moe_args &args, int which, const nib_expert &e, int half)
+{
+    return {which  ? e.down_scales
+            : half ? e.up_scales
+                   : e.gate_scales,
+            (which == 0 ? args.gate_up_row_stride : 1) * args.product[which].blocks};
 }
 
 __device__ __forceinline__ void copy_scale_bytes(const nib_moe_product &p, int which, int half,
-                                                 const row_source &from, int count, uint8_t *target, int lane)
+                                                 const row_source &from, int first, int count, uint8_t *target,
+                                                 int lane)
 {
     for (int row = 0; row < count; row++)
         for (int block = lane; block < p.scale_stride; block += 32)
             target[place_of(p, which, half, row) * p.scale_stride + block] =
-                block < p.blocks ? from.scales[row * from.scale_step + block] : 127;
+                block < p.blocks ? from.bytes[(first + row) * from.step + block] : 127;
 }
 
-// Starts the copies of a tile's rows of one half, a multiple of 8, the first of them at `packed` and `scales`. One
-// thread's work.
-__device__ __forceinline__ void copy_rows(const nib_moe_product &p, int which, int half, const row_source &from,
-                                          int count, uint32_t target, uint32_t full, uint64_t policy)
+// The rows of a tile lie in two halves: of W13 gate and up rows, of W2 even and odd ones. `packed` and `scales` are where
+// those of a tile begin, and a row of one half is `step` bytes behind the one before.
+struct tile_source {
+    const uint8_t *packed[2], *scales[2];
+    int64_t packed_step, scales_step;
+};
+
+__device__ __forceinline__ tile_source source_of(const nib_moe_args &args, int which, const nib_expert &e, int first)
 {
-    const uint8_t *packed = from.packed;
-    uint32_t scale_target = target + p.scale_offset;
-    int row_bytes = p.columns / 2, rows = p.interleaved ? 2 * count : count;
-    bool with_other_half = half && p.interleaved;
-    if (p.rows_by_region && !with_other_half)
-        bulk_copy(target + half * p.tile_rows * p.row_stride, packed, rows * row_bytes, full, policy);
-    for (int row = 0; !p.rows_by_region && row < count; row += 8) {
-        uint32_t place = target + place_of(p, which, half, row) * p.row_stride;
+    const nib_moe_product &p = args.product[which];
+    tile_source from;
+    row_source packed = packed_rows(args, which, e, 0), scales = scale_rows(args, which, e, 0);
+    from.packed_step = packed.step * (1 + which);
+    from.scales_step = scales.step * (1 + which);
+    from.packed[0] = packed.bytes + first * packed.step;
+    from.scales[0] = scales.bytes + first * scales.step;
+    from.packed[1] = which ? from.packed[0] + packed.step : e.up + first * packed.step;
+    from.scales[1] = which ? from.scales[0] + p.blocks : e.up_scales + first * scales.step;
+    return from;
+}
+
+// `count` copies, a multiple of 8, of `bytes` each `step` bytes behind the one before, to places `stride` bytes apart;
+// between eight and the next eight there are `gap` more.
+__device__ __forceinline__ void copy_rows(uint32_t target, int stride, int gap, const uint8_t *source, int64_t step,
+                                          int bytes, int count, uint32_t full, uint64_t policy)
+{
+#pragma unroll 1
+    for (; count > 0; count -= 8, target += gap)
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            bulk_copy(place, packed, row_bytes, full, policy);
-            packed += from.packed_step;
-            place += p.row_stride;
+            bulk_copy(target, source, bytes, full, policy);
+            source += step;
+            target += stride;
         }
-    }
-    if (p.scale_copy == NIB_MOE_SCALES_BY_ROW) {
-        for (int row = 0; row < count; row++)
-            bulk_copy(scale_target + place_of(p, which, half, row) * p.scale_stride,
-                      from.scales + row * from.scale_step, p.blocks, full, policy);
-    } else if (p.scale_copy == NIB_MOE_SCALES_BY_REGION && !with_other_half) {
-        bulk_copy(scale_target + half * p.tile_rows * p.scale_stride, from.scales, rows * p.blocks, full, policy);
-    }
 }
 
-__device__ __forceinline__ void copy_tile(const nib_moe_product &p, int which, const row_source (&from)[2],
-                                          int count, uint8_t *stage, uint32_t full, uint64_t policy, int lane)
+// Starts the copies of a tile with `each` rows in each half. One thread's work.
+__device__ __forceinline__ void copy_tile(const nib_moe_product &p, int which, const tile_source &from, int each,
+                                          uint32_t target, uint32_t full, uint64_t policy)
 {
-    int halves = which == 0 ? 2 : 1;
-    bool by_byte = p.scale_copy == NIB_MOE_SCALES_BY_BYTE;
-    if (by_byte) {
-        copy_scale_bytes(p, which, 0, from[0], count, stage + p.scale_offset, lane);
-        if (which == 0)
-            copy_scale_bytes(p, which, 1, from[1], count, stage + p.scale_offset, lane);
-        __syncwarp();
+    int row_bytes = p.columns / 2, halves = p.tile_rows * p.row_stride; // where the second half lies, if apart
+    bool together = which == 1 || p.interleaved;
+    if (p.rows_by_region) {
+        bulk_copy(target, from.packed[0], each * row_bytes * (together ? 2 : 1), full, policy);
+        if (!together)
+            bulk_copy(target + halves, from.packed[1], each * row_bytes, full, policy);
+    } else if (p.rows_paired) {
+        copy_rows(target, p.row_stride, 0, from.packed[0], from.packed_step, 2 * row_bytes, each, full, policy);
+    } else {
+        for (int half = 0; half < 2; half++)
+            copy_rows(target + half * 8 * p.row_stride, p.row_stride, 8 * p.row_stride, from.packed[half],
+                      from.packed_step, row_bytes, each, full, policy);
     }
-    if (elect_one()) {
-        barrier_arrive_expect(full, count * halves * (p.columns / 2 + (by_byte ? 0 : p.blocks)));
-        copy_rows(p, which, 0, from[0], count, shared_address(stage), full, policy);
-        if (which == 0)
-            copy_rows(p, which, 1, from[1], count, shared_address(stage), full, policy);
+    target += p.scale_offset;
+    if (p.scale_copy == NIB_MOE_SCALES_BY_REGION) {
+        bulk_copy(target, from.scales[0], each * p.blocks * (together ? 2 : 1), full, policy);
+        if (!together)
+            bulk_copy(target + p.tile_rows * p.scale_stride, from.scales[1], each * p.blocks, full, policy);
+    } else if (p.scale_copy == NIB_MOE_SCALES_BY_ROW) {
+        for (int half = 0; half < 2; half++)
+            copy_rows(target + half * 8 * p.scale_stride, p.scale_stride, 8 * p.scale_stride, from.scales[half],
+                      from.scales_step, p.blocks, each, full, policy);
     }
-    __syncwarp();
 }
 
-__device__ __forceinline__ void move_source(row_source &from, int64_t rows)
-{
-    from.packed += rows * from.packed_step;
-    from.scales += rows * from.scale_step;
-}
-
-// Producers take the block's tiles in turn: starting a copy costs some ten issue slots, and a tile has many. With few
-// routes each starts one tile and then waits for the first group's activations, whose loads would else queue behind the
-// others.
+// Producers take the block's tiles in turn: starting a tile's copies takes a while. Behind the first tile they wait until
+// the first group's activations have been asked for, which would else queue behind all that a ring holds.
 __device__ __forceinline__ void produce(const nib_moe_args &args, const block_state &block, uint8_t *memory,
                                         int producer, int lane)
 {
     uint64_t policy = evict_first_policy();
     int stage = 0, phase = 0, turn = 0;
-    bool few = args.routes <= NIB_MOE_FEW_ROUTES, first = true;
+    bool begun = false, waited = false;
 #pragma unroll 1
     for (int which = opaque(0); which < 2; which++) {
         const nib_moe_product &p = args.product[which];
         share mine = block.shares[which];
+        bool by_byte = p.scale_copy == NIB_MOE_SCALES_BY_BYTE;
         for (int tile = mine.tile, left = mine.count; left > 0; tile = 0, mine.group++) {
             int end = min(p.tiles, tile + left);
             nib_expert expert = expert_at(args.table, block.routes.groups[mine.group].expert);
-            row_source from[2] = {rows_of(args, which, expert, 0), rows_of(args, which, expert, 1)};
-            move_source(from[0], static_cast<int64_t>(tile) * p.tile_rows);
-            move_source(from[1], static_cast<int64_t>(tile) * p.tile_rows);
+            tile_source from = source_of(args, which, expert, tile * p.tile_rows);
             left -= end - tile;
             for (; tile < end; tile++) {
+                int first = tile * p.tile_rows, rows = min(p.tile_rows, p.rows - first);
                 if (turn == producer) {
-                    if (few && !first)
+                    uint8_t *target = memory + stage * args.stage_bytes;
+                    uint32_t full = block.full + 8 * stage;
+                    if (begun && !waited) {
                         barrier_wait(block.activations, 0);
-                    first = false;
+                        waited = true;
+                    }
                     barrier_wait(block.empty + 8 * stage, phase ^ 1);
-                    copy_tile(p, which, from, min(p.tile_rows, p.rows - tile * p.tile_rows),
-                              memory + stage * args.stage_bytes, block.full + 8 * stage, policy, lane);
+                    if (by_byte) {
+#pragma unroll 1
+                        for (int half = 0; half < 2 - which; half++)
+                            copy_scale_bytes(p, which, half, scale_rows(args, which, expert, half), first, rows,
+                                             target + p.scale_offset, lane);
+                        __syncwarp();
+                    }
+                    if (elect_one()) {
+                        barrier_arrive_expect(full, rows * (2 - which) * (p.columns / 2 + (by_byte ? 0 : p.blocks)));
+                        copy_tile(p, which, from, which ? rows / 2 : rows, shared_address(target), full, policy);
+                    }
+                    __syncwarp();
                 }
-                move_source(from[0], p.tile_rows);
-                move_source(from[1], p.tile_rows);
+                begun = true;
+                int each = which ? p.tile_rows / 2 : p.tile_rows;
+                for (int half = 0; half < 2; half++) {
+                    from.packed[half] += each * from.packed_step;
+                    from.scales[half] += each * from.scales_step;
+                }
                 turn = turn + 1 == producer_warps ? 0 : turn + 1;
                 if (++stage == args.stages)
                     stage = 0, phase ^= 1;

@@ -14,7 +14,7 @@ struct alignas(8) route_group {
 // What a tile costs by the number of its group's routes, whose scales' products are added each for itself.
 __device__ __forceinline__ unsigned tile_weight(const nib_moe_args &args, int count)
 {
-    return !args.by_weight ? 1 : count <= 2 ? 8 : count <= 4 ? 9 : 10;
+    return args.tile_weight + (count <= 2 ? 0 : count <= 4 ? 1 : 2) * args.weight_step;
 }
 
 // Lies at routing_offset of shared memory.
@@ -98,22 +98,31 @@ __device__ __forceinline__ void list_groups(const nib_moe_args &args, routing &r
             static_cast<unsigned short>(before.weight + i * tile_weight(args, NIB_MOE_GROUP))};
 }
 
-// An expert's counts [warps] become the places before each warp's share. Returns their sum.
-template <int warps> __device__ __forceinline__ int sum_counts(uint16_t *counts, int n_experts, int expert)
+// An expert's counts of the first `shares` warps become the places before each warp's share. Returns their sum.
+__device__ __forceinline__ int sum_counts(uint16_t *counts, int shares, int n_experts, int expert)
 {
     int sum = 0;
-    for (int w = 0; expert < n_experts && w < warps; w++) {
-        uint16_t *count = counts + w * n_experts + expert;
-        int here = *count;
-        *count = static_cast<uint16_t>(sum);
-        sum += here;
+#pragma unroll 1
+    for (int first = 0; expert < n_experts && first < shares; first += 4) {
+        uint16_t *count = counts + first * n_experts + expert;
+        int here[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            here[i] = first + i < shares ? count[i * n_experts] : 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (first + i < shares)
+                count[i * n_experts] = static_cast<uint16_t>(sum);
+            sum += here[i];
+        }
     }
     return sum;
 }
 
-// The sums of the threads before this one, and in `groups` those of all; every thread of the block calls.
+// The sums of the threads before this one, and in `groups` those of all; every thread of the block calls, and those of
+// the first `counted` warps have any.
 template <int warps>
-__device__ __forceinline__ expert_sums sums_before(const expert_sums &mine, int *groups, int warp, int lane)
+__device__ __forceinline__ expert_sums sums_before(const expert_sums &mine, int counted, int *groups, int warp, int lane)
 {
     __shared__ expert_sums of_warps[warps];
     expert_sums sums = mine;
@@ -127,7 +136,7 @@ __device__ __forceinline__ expert_sums sums_before(const expert_sums &mine, int 
     __syncthreads();
     expert_sums before = {sums.slots - mine.slots, sums.groups - mine.groups, sums.weight - mine.weight};
     *groups = 0;
-    for (int w = 0; w < warps; w++) {
+    for (int w = 0; w < counted; w++) {
         expert_sums other = of_warps[w];
         *groups += other.groups;
         if (w < warp)
@@ -143,8 +152,9 @@ __device__ inline int sort_routes(const nib_moe_args &args, routing &r, uint16_t
 {
     int n_experts = args.n_experts, each = (args.routes + warps * 32 - 1) / (warps * 32) * 32;
     int begin = min(warp * each, args.routes), end = min(begin + each, args.routes);
+    int shares = (args.routes + each - 1) / each; // warps that have any
     uint16_t *own = counts + warp * n_experts;
-    for (int i = lane; i < n_experts; i += 32)
+    for (int i = lane; begin < end && i < n_experts; i += 32)
         own[i] = 0;
     __syncwarp();
     visit_routes(args, own, begin, end, lane, [&](int route, int expert, int place) {
@@ -157,10 +167,10 @@ __device__ inline int sort_routes(const nib_moe_args &args, routing &r, uint16_t
     expert_sums mine = {};
 #pragma unroll
     for (int i = 0; i < most; i++) {
-        totals[i] = sum_counts<warps>(counts, n_experts, first + i);
+        totals[i] = sum_counts(counts, shares, n_experts, first + i);
         mine = mine + sums_of(args, totals[i]);
     }
-    expert_sums before = sums_before<warps>(mine, &groups, warp, lane);
+    expert_sums before = sums_before<warps>(mine, min((n_experts + most * 32 - 1) / (most * 32), warps), &groups, warp, lane);
 #pragma unroll
     for (int i = 0; i < most; i++)
         if (first + i < n_experts) {

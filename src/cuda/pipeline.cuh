@@ -93,6 +93,20 @@ __device__ __forceinline__ uint4 load_once_u4(const void *address)
     return value;
 }
 
+// Data of other multiprocessors, or zeros and no access.
+__device__ __forceinline__ uint4 load_global_u4_if(bool there, const void *address)
+{
+    uint4 value = {0, 0, 0, 0};
+    asm volatile("{\n"
+                 ".reg .pred there;\n"
+                 "setp.ne.u32 there, %5, 0;\n"
+                 "@there ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                 "}"
+                 : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+                 : "l"(address), "r"(static_cast<unsigned>(there)));
+    return value;
+}
+
 // Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(uint32_t (&values)[4], uint32_t address)
 {
