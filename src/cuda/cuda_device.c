@@ -161,6 +161,7 @@ static const struct nib_ops cuda_ops = {
     .name = "cuda",
     .buffer_element_bytes = sizeof(float) + sizeof(uint16_t), // fp32, and a bf16 copy
     .rounds = true,
+    .widens = true,
     .memory_available = cuda_memory_available,
     .cache_element_bytes = cuda_cache_element_bytes,
     .open = cuda_open,

@@ -6,6 +6,7 @@
 #include "base/limits.h"
 #include "engine/devices.h"
 #include "engine/engine_state.h"
+#include "engine/widened.h"
 
 #define DEFAULT_SEQUENCES 8
 #define DEFAULT_STEP_TOKENS 512
@@ -93,8 +94,8 @@ static nib_status plan_sizes(struct nib_engine *engine, const struct nib_engine_
         (rows * (uint64_t)shape->buffer_width + outputs * output_width) * engine->ops->buffer_element_bytes +
         outputs * (uint64_t)shape->vocab * sizeof(float);
     plan->narrowed_bytes = engine->dense_int8 ? shape->narrowed_bytes : 0;
-    plan->total_bytes =
-        plan->narrowed_bytes + plan->weights_bytes + plan->cache_bytes + plan->buffer_bytes + plan->scratch_bytes;
+    plan->total_bytes = plan->narrowed_bytes + plan->widened_bytes + plan->weights_bytes + plan->cache_bytes +
+                        plan->buffer_bytes + plan->scratch_bytes;
     return NIB_OK;
 }
 
@@ -152,7 +153,8 @@ static nib_status plan_memory(struct nib_engine *engine, const struct nib_engine
             err, NIB_ERR_MEMORY,
             "%s needs %.2f GiB (weights %.2f, cache %.2f for %lld tokens, buffers %.2f, scratch %.2f) but "
             "%.2f GiB are available; a smaller context or --force helps",
-            nib_checkpoint_path(engine->checkpoint), gib(plan->total_bytes), gib(plan->weights_bytes),
+            nib_checkpoint_path(engine->checkpoint), gib(plan->total_bytes),
+            gib(plan->weights_bytes + plan->widened_bytes),
             gib(plan->cache_bytes), (long long)plan->cache_tokens, gib(plan->buffer_bytes),
             gib(plan->scratch_bytes), gib(plan->available_bytes));
     return NIB_OK;
@@ -206,6 +208,9 @@ static nib_status prepare(struct nib_engine *engine, const char *path, const str
     if (!config)
         return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: a model is a folder with config.json beside its tensors",
                         path);
+    if (engine->ops->widens &&
+        (status = nib_widened_bytes(engine->checkpoint, &engine->plan.widened_bytes, err)))
+        return status;
     return prepare_model(engine, config, nib_checkpoint_bytes(engine->checkpoint), options, err);
 }
 

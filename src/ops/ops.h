@@ -211,6 +211,7 @@ struct nib_ops {
     const char *name;
     size_t buffer_element_bytes;
     bool rounds; // activations are always rounded to bf16 for products: there is no `exact`
+    bool widens; // bind keeps dense matrices in bf16 or fp32, whatever they are stored in
     // Memory that a device has left; NULL: the host's. Fails where there is no such device, with the reason.
     nib_status (*memory_available)(int ordinal, uint64_t *bytes, struct nib_error *err);
     size_t (*cache_element_bytes)(const struct nib_device_options *options); // of nib_cache.data

@@ -10,7 +10,10 @@
 
 #include <cmocka.h>
 
+#include "engine/widened.h"
 #include "nibble/engine.h"
+#include "support/converted.h"
+#include "support/files.h"
 #include "support/paths.h"
 
 #define FIXTURE "tests/data/models/gpt_oss"
@@ -420,6 +423,39 @@ static void the_plan_comes_before_the_memory(void **state)
     assert_int_equal(nib_engine_open(test_source("no/such/model"), &options, &engine, &err), NIB_ERR_NOT_FOUND);
 }
 
+// A device that widens needs room for what matrices grow by; packed experts do not.
+static void what_widening_adds_is_counted(void **state)
+{
+    (void)state;
+    static const uint8_t zeros[4096];
+    struct test_safetensors file = {0};
+    test_safetensors_add(&file, "model.layers.0.self_attn.q_proj.weight", "F8_E4M3", "[32, 64]", zeros, 2048);
+    test_safetensors_add(&file, "model.layers.0.self_attn.q_proj.weight_scale_inv", "F32", "[1, 1]", zeros, 4);
+    test_safetensors_add(&file, "model.layers.0.self_attn.o_proj.weight_packed", "U8", "[32, 32]", zeros, 1024);
+    test_safetensors_add(&file, "model.layers.0.self_attn.o_proj.weight_scale", "U8", "[32, 2]", zeros, 64);
+    test_safetensors_add(&file, "model.layers.0.mlp.gate.weight", "F16", "[2, 64]", zeros, 256);
+    test_safetensors_add(&file, "model.layers.0.input_layernorm.weight", "F16", "[64]", zeros, 128);
+    test_safetensors_add(&file, "model.norm.weight", "BF16", "[64]", zeros, 128);
+    test_safetensors_add(&file, "lm_head.weight", "BF16", "[16, 64]", zeros, 2048);
+    for (int e = 0; e < 2; e++)
+        for (int part = 1; part < 4; part++) {
+            char name[80];
+            snprintf(name, sizeof name, "model.layers.0.mlp.experts.%d.w%d.weight_packed", e, part);
+            test_safetensors_add(&file, name, "U8", "[64, 32]", zeros, 2048);
+            snprintf(name, sizeof name, "model.layers.0.mlp.experts.%d.w%d.weight_scale", e, part);
+            test_safetensors_add(&file, name, "U8", "[64, 2]", zeros, 128);
+        }
+    const char *path = test_fresh("widened.safetensors");
+    test_safetensors_write(&file, path);
+    struct nib_checkpoint *checkpoint;
+    struct nib_error err;
+    uint64_t bytes;
+    assert_int_equal(nib_checkpoint_open(path, &checkpoint, &err), NIB_OK);
+    assert_int_equal(nib_widened_bytes(checkpoint, &bytes, &err), NIB_OK);
+    assert_int_equal(bytes, 2048 + 3 * 1024 + 256);
+    nib_checkpoint_close(checkpoint);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -429,6 +465,7 @@ int main(void)
         cmocka_unit_test(a_full_cache_ends_a_request_and_frees_the_others),
         cmocka_unit_test(a_waiting_request_does_not_pay_for_a_full_cache),
         cmocka_unit_test(the_plan_comes_before_the_memory),
+        cmocka_unit_test(what_widening_adds_is_counted),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }
