@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cuda/moe_decode.cuh"
-#include "cuda/moe_places.cuh"
 #include "cuda/moe_routing.cuh"
 
 constexpr int multiply_warps = NIB_MOE_MULTIPLY_WARPS;
@@ -31,13 +30,13 @@ struct block_state {
 // What the division by the number of blocks would give, without its latency.
 __device__ __forceinline__ unsigned divide_by_blocks(const nib_moe_args &args, unsigned value)
 {
-    unsigned quotient = __umulhi(value, args.blocks_inverse); // right, or one less
+    unsigned quotient = __umulhi(value, args.blocks_inverse); // the true one, or one less
     return quotient + (value - quotient * gridDim.x >= gridDim.x);
 }
 
 // The shares of this block, for lanes 0 and 1: of W13 and of W2. Those of W13 differ by a tile at most, or by a tile's
-// weight, and so do those of both products together. Weights of 1024 groups' tiles, 1440 a group at most and 20 each,
-// times 132 blocks are below 2^32.
+// weight, and so do those of both products together. 1024 routes weigh 20 each at most, a group has 1440 tiles: times
+// NIB_MOE_MAX_BLOCKS that is below 2^32.
 __device__ __forceinline__ share find_share(const nib_moe_args &args, const routing &r, int n_groups, int lane)
 {
     int which = lane % 2;

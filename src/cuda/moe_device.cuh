@@ -19,7 +19,7 @@ enum nib_moe_scale_copy {
 // What one multiplying warp does of a tile: pairs of blocks of 16 of its rows.
 struct nib_moe_slice {
     uint8_t row_group; // of the tile's
-    uint8_t place;     // of the warp's sums among a tile's
+    uint8_t sums;      // which of a tile's are the warp's
     uint8_t first_pair, pairs;
 };
 
@@ -38,15 +38,16 @@ struct nib_moe_product {
     nib_moe_slice slices[NIB_MOE_MULTIPLY_WARPS];
     uint16_t packed_at[16 * NIB_MOE_MAX_ROW_GROUPS]; // where the packed row at each place of a stage lies in it
     uint16_t scales_at[16 * NIB_MOE_MAX_ROW_GROUPS]; // and its scales, behind scale_offset
-    int tile_rows;                   // output rows of a tile: 8 * row_groups pairs for W13, 16 * row_groups for W2
-    int tiles;                       // ceil(rows / tile_rows)
-    int row_stride;                  // bytes in shared memory from a row to the next, or from a pair to the next
+    int tile_rows;  // output rows of a tile: 8 * row_groups pairs for W13, 16 * row_groups for W2
+    int tiles;      // ceil(rows / tile_rows)
+    int row_stride; // bytes in shared memory from a row to the next, or from a pair to the next
     int scale_stride;
     int scale_offset; // of the tile's scales in a stage
     nib_moe_scale_copy scale_copy;
-    bool rows_by_region; // packed rows by one or two bulk copies a tile, unpadded; else a copy a row, or for two:
-    bool rows_paired;    // neighbours in memory are copied together and lie at places 8 apart, so in two ldmatrix
-    bool interleaved;    // gate and up rows, and their scales, alternate in one region
+    bool rows_by_region; // packed rows by one or two bulk copies a tile, unpadded
+    bool
+        rows_paired; // by a copy for two neighbours, which lie at places 8 apart, so in two ldmatrix; else a copy a row
+    bool interleaved; // gate and up rows, and their scales, alternate in one region
     // Gate and up rows, or those of a pair, change places where this bit of the row or pair is set (31: never). Else the
     // rows at 8 places that are read at once would meet in a bank more often: ldmatrix in one region, scales of pairs.
     int exchange_bit;
@@ -70,8 +71,8 @@ struct nib_moe_args {
     int n_experts, first_expert;
 
     int tokens, top_k, routes;
-    unsigned top_k_inverse;       // 2^16 / top_k rounded up: a route times it, shifted by 16, is its token
-    const uint16_t *x;            /* [T, K] bf16 */
+    unsigned top_k_inverse; // 2^16 / top_k rounded up: of the few-token path a route times it, >> 16, is its token
+    const uint16_t *x;      /* [T, K] bf16 */
     const int32_t *expert_ids;    /* [T, k] */
     const float *routing_weights; /* [T, k] */
     void *y;                      /* [T, K] or null */
@@ -83,8 +84,9 @@ struct nib_moe_args {
     unsigned *grid_barrier;
 
     int stages, stage_bytes, partial_slots;
-    int tile_weight, weight_step; // of a tile of a group of one or two routes, and more for up to four, eight routes
-    unsigned blocks_inverse;      // 2^32 / blocks of the grid
+    int tile_weight,
+        weight_step;         // of a tile of a group of one or two routes, and more for up to four, eight routes
+    unsigned blocks_inverse; // (2^32 - 1) / blocks of the grid
     int partial_offset, routing_offset; // in shared memory, behind the ring
 };
 

@@ -6,6 +6,7 @@
 
 #include "cuda/moe_activation.cuh"
 #include "cuda/moe_block.cuh"
+#include "cuda/moe_places.cuh"
 #include "cuda/pipeline.cuh"
 
 // Four columns of a token's y from its local routes, in their order; foreign routes' own outputs, where asked for, become
@@ -46,9 +47,9 @@ __device__ __forceinline__ void sum_routes(const nib_moe_args &args, const block
 {
     int quads = args.product[1].rows / 4;
     int all = args.tokens * quads, stride = static_cast<int>(gridDim.x) * NIB_MOE_DECODE_THREADS;
-    for (int i = (warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * 32 + lane; i < all; i += stride)
-        sum_token_quad(args, i / quads, i % quads * 4,
-                       [&](int route) { return block.routes.rank[route] != ~0u; });
+    for (int i = (warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * 32 + lane; i < all;
+         i += stride)
+        sum_token_quad(args, i / quads, i % quads * 4, [&](int route) { return block.routes.rank[route] != ~0u; });
 }
 
 // A lane (g, c) of a finishing warp has the rows at places g and g + 8 of every 16: of W13 gate and up row g, of W2 this
@@ -76,9 +77,7 @@ __device__ __forceinline__ bias_pair biases_of(const nib_moe_args &args, int whi
         return {nullptr, nullptr, 0};
     int64_t step = (args.bias_bf16 ? 2 : 4) * (which == 0 ? args.gate_up_row_stride : 1);
     const uint8_t *first = static_cast<const uint8_t *>(which == 0 ? e.gate_bias : e.down_bias) + row * step;
-    return {first,
-            which == 0 ? static_cast<const uint8_t *>(e.up_bias) + row * step
-                       : first + further * step,
+    return {first, which == 0 ? static_cast<const uint8_t *>(e.up_bias) + row * step : first + further * step,
             step};
 }
 

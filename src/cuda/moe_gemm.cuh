@@ -216,7 +216,8 @@ __device__ __forceinline__ void multiply_rows(const nib_moe_prefill &args, const
     row_pair rows;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        row_source packed = packed_rows(args.call, which, expert, i), scales = scale_rows(args.call, which, expert, i);
+        row_source packed = packed_rows(args.call, which, expert, i),
+                   scales = scale_rows(args.call, which, expert, i);
         int64_t own = min(which == 0 ? row : row + 8 * i, p.rows - 1);
         rows.packed[i] = packed.bytes + own * packed.step;
         rows.scales[i] = scales.bytes + own * scales.step;

@@ -47,7 +47,7 @@ __device__ __forceinline__ slice slice_of(const nib_moe_product &p, int warp, in
     slice s;
     s.missing = P - mine.pairs;
     s.first_pair = mine.first_pair - s.missing * (apart ? 2 : 1);
-    s.partial = mine.place * NIB_MOE_SUM_BYTES;
+    s.partial = mine.sums * NIB_MOE_SUM_BYTES;
     int place = mine.row_group * 16;
     s.rows = p.packed_at[place + lane % 16] + (lane / 16) * 16 + s.first_pair * 32;
     for (int half = 0; half < 2; half++)
@@ -86,10 +86,12 @@ template <typename Pair> __device__ __forceinline__ uint32_t as_word(const Pair 
 }
 
 // What a warp holds of a group's activations while it multiplies the group's tiles: its columns in f16, each route's times
-// a power of two that brings their largest to 2^14 or more, so that a bf16 loses nothing unless it is 2^-28 of that. The
+// a power of two that brings their largest into [2^14, 2^15), or below where all are less than 2^-111. A bf16 that is less
+// than 2^-31 of the largest loses bits, and one of less than 2^-39 is gone, whatever scales its weights have. The
 // slice's even pairs of blocks and its odd ones, which may be two warps', have powers of their own: the same numbers
 // whoever multiplies them. A decoded weight is value * 2^-14, so a lane's sums come out as the true ones by `factor`
-// [parity][its two columns]. Good for scales from 2^-95 to 2^111; multiply_tile_exactly takes the rest.
+// [parity][its two columns]. Good for scales from NIB_MOE_DECODE_MIN_SCALE to _MAX_SCALE; multiply_tile_exactly takes the
+// rest.
 template <int P> struct prepared {
     uint32_t b[P * 2][4];
     float factor[2][2];
@@ -116,8 +118,8 @@ __device__ __forceinline__ uint32_t low_to_f16(uint32_t a, uint32_t b, float fac
 
 __device__ __forceinline__ uint32_t high_to_f16(uint32_t a, uint32_t b, float factor)
 {
-    return as_word(__floats2half2_rn(__uint_as_float(a & 0xffff0000u) * factor,
-                                     __uint_as_float(b & 0xffff0000u) * factor));
+    return as_word(
+        __floats2half2_rn(__uint_as_float(a & 0xffff0000u) * factor, __uint_as_float(b & 0xffff0000u) * factor));
 }
 
 // Asks for this warp's columns of the group's activations, as they lie in memory: of a route that takes `spread` columns
@@ -142,7 +144,8 @@ __device__ __forceinline__ void load_slice(uint4 (&raw)[P * 2], const uint16_t *
 }
 
 template <int P, bool apart>
-__device__ __forceinline__ void prepare_activations(prepared<P> &to, const uint4 (&raw)[P * 2], int spread, int lane)
+__device__ __forceinline__ void prepare_activations(prepared<P> &to, const uint4 (&raw)[P * 2], int spread,
+                                                    int lane)
 {
     __nv_bfloat162 largest[2] = {};
 #pragma unroll
@@ -151,9 +154,10 @@ __device__ __forceinline__ void prepare_activations(prepared<P> &to, const uint4
         for (uint32_t word : {raw[i].x, raw[i].y, raw[i].z, raw[i].w})
             of = __hmax2_nan(of, __habs2(as_bf16x2(word)));
     }
-    // Both parities side by side, of all the lanes that have columns of this one's route.
-    __nv_bfloat162 both = __hmax2_nan(__lows2bfloat162(largest[0], largest[1]),
-                                      __highs2bfloat162(largest[0], largest[1]));
+    // Both parities side by side, of all the lanes that have columns of this one's route; where it takes four columns, two of
+    // them have even pairs and two odd ones, and each lane needs its own.
+    __nv_bfloat162 both =
+        __hmax2_nan(__lows2bfloat162(largest[0], largest[1]), __highs2bfloat162(largest[0], largest[1]));
     for (int apart_by = 1; apart_by < (spread > 1 ? 8 : 4); apart_by *= 2)
         both = __hmax2_nan(both, __shfl_xor_sync(~0u, both, apart_by));
     uint32_t mine = as_word(both);
@@ -209,22 +213,25 @@ __device__ __forceinline__ void multiply_block(float (&product)[4], uint32_t upp
 }
 
 // The four classes' sums of lane (g, c), in one order for every spread, to what finish_rows expects. factor: [parity of
-// the class's pairs][column], powers of two.
+// the class's pairs][column], powers of two. Products are rounded before they are added, as where two lanes or two warps
+// have them: in a fused addition a subnormal one would not be.
 template <int spread>
 __device__ __forceinline__ float4 sum_classes(const float (&sum)[4 / spread][4], const float (&factor)[2][2])
 {
     if constexpr (spread == 4) { // classes 0, 1 of even lanes, 2, 3 of odd
-        float upper = (sum[0][0] + sum[0][1]) * factor[0][0], lower = (sum[0][2] + sum[0][3]) * factor[0][0];
+        float upper = __fmul_rn(sum[0][0] + sum[0][1], factor[0][0]);
+        float lower = __fmul_rn(sum[0][2] + sum[0][3], factor[0][0]);
         return make_float4(upper + __shfl_xor_sync(~0u, upper, 1), 0, lower + __shfl_xor_sync(~0u, lower, 1), 0);
     } else if constexpr (spread == 2) {
-        float upper = (sum[0][0] + sum[0][1]) * factor[0][0], lower = (sum[0][2] + sum[0][3]) * factor[0][0];
-        return make_float4(upper + (sum[1][0] + sum[1][1]) * factor[1][0], 0,
-                           lower + (sum[1][2] + sum[1][3]) * factor[1][0], 0);
+        return make_float4(
+            __fmul_rn(sum[0][0] + sum[0][1], factor[0][0]) + __fmul_rn(sum[1][0] + sum[1][1], factor[1][0]), 0,
+            __fmul_rn(sum[0][2] + sum[0][3], factor[0][0]) + __fmul_rn(sum[1][2] + sum[1][3], factor[1][0]), 0);
     } else {
         float all[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            all[i] = (sum[0][i] + sum[1][i]) * factor[0][i % 2] + (sum[2][i] + sum[3][i]) * factor[1][i % 2];
+            all[i] = __fmul_rn(sum[0][i] + sum[1][i], factor[0][i % 2]) +
+                     __fmul_rn(sum[2][i] + sum[3][i], factor[1][i % 2]);
         return make_float4(all[0], all[1], all[2], all[3]);
     }
 }
@@ -237,8 +244,7 @@ struct packed_pair {
 // Pairs are loaded some ahead of their products. The one that may be missing is the first, so that all else is one
 // stretch of code for the compiler to mix; the classes of the sums then go by the distance from the last.
 template <int P, int spread, bool apart>
-__device__ __forceinline__ float4 multiply_tile(const prepared<P> &x, const slice &s, uint32_t stage,
-                                                int lane)
+__device__ __forceinline__ float4 multiply_tile(const prepared<P> &x, const slice &s, uint32_t stage, int lane)
 {
     constexpr int step = apart ? 2 : 1; // from a pair to the next
     constexpr int ahead = P < 5 ? P : 3;
@@ -372,8 +378,7 @@ __device__ __forceinline__ void advance(position &at, const nib_moe_args &args)
 template <int P, int spread, bool apart>
 __device__ __forceinline__ void multiply_item(const nib_moe_args &args, const block_state &block,
                                               const position &at, const prepared<P> &x, const slice &s,
-                                              const exact_source &from, const nib_moe_product &p,
-                                              int lane)
+                                              const exact_source &from, const nib_moe_product &p, int lane)
 {
     barrier_wait(block.full + 8 * at.stage, at.stage_phase);
     uint32_t stage = block.ring + at.stage * args.stage_bytes;
@@ -433,8 +438,8 @@ __device__ __forceinline__ void multiply_product(const nib_moe_args &args, const
         if (which == 1)
             wait_for_group(args, group);
         uint4 raw[P * 2];
-        load_slice<P, apart>(raw, activation_row(args, block, which, g, from.spread, lane), s, from.spread, p.blocks,
-                             lane);
+        load_slice<P, apart>(raw, activation_row(args, block, which, g, from.spread, lane), s, from.spread,
+                             p.blocks, lane);
         if (lane == 0 && at.tile == in_second_half(warp))
             barrier_arrive(block.activations);
         prepared<P> x;

@@ -4,7 +4,7 @@
 
 #include "cuda/moe_device.cuh"
 
-// The half of 16 places in which row `row` of a half lies, and the half whose row lies there.
+// The half of 16 places in which a half's row `row`, of W2 the pair `row`, lies; and the half whose row lies there.
 __host__ __device__ inline int half_at(const nib_moe_product &p, int half, int row)
 {
     return half ^ (row >> p.exchange_bit & 1);

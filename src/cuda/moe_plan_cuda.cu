@@ -124,9 +124,9 @@ void cut_product(const nib_moe_weights &w, int which, bool two_teams, nib_moe_pr
         p->k_slices /= 2;
     }
     p->scale_copy = pick_scale_copy(w, *p, which, together);
-    p->exchange_bit = p->rows_by_region && p->interleaved                            ? 1
+    p->exchange_bit = p->rows_by_region && p->interleaved                           ? 1
                       : p->rows_paired && p->scale_copy == NIB_MOE_SCALES_BY_REGION ? 2
-                                                                                     : 31;
+                                                                                    : 31;
     p->scale_stride = p->scale_copy == NIB_MOE_SCALES_BY_ROW      ? (p->blocks / 16 | 1) * 16
                       : p->scale_copy == NIB_MOE_SCALES_BY_REGION ? p->blocks
                                                                   : round_up(p->blocks, 2);
@@ -166,14 +166,14 @@ void share_out(nib_moe_product *p)
         int member = warp - second * NIB_MOE_MULTIPLY_WARPS / 2, row_group = member / slices;
         int part = (member + (p->classes_apart ? 0 : second)) % slices;
         int begin = p->pairs * part / slices, pairs = p->pairs * (part + 1) / slices - begin;
-        int place = row_group * p->k_slices + part;
+        int sums = row_group * p->k_slices + part;
         if (p->classes_apart) {
             begin += second;
             pairs = (pairs + 1 - second) / 2;
-            place += second * slices;
+            sums += second * slices;
         }
-        p->slices[warp] = {static_cast<uint8_t>(row_group), static_cast<uint8_t>(place), static_cast<uint8_t>(begin),
-                           static_cast<uint8_t>(pairs)};
+        p->slices[warp] = {static_cast<uint8_t>(row_group), static_cast<uint8_t>(sums),
+                           static_cast<uint8_t>(begin), static_cast<uint8_t>(pairs)};
         p->max_pairs = std::max(p->max_pairs, pairs);
     }
 }
@@ -273,6 +273,9 @@ nib_status check_device(nib_moe_cuda_plan *plan, struct nib_error *err)
         return nib_fail(err, NIB_ERR_UNSUPPORTED,
                         "moe on cuda: the kernels are for compute capability 9.0 (H100, H200), this device has %d",
                         major);
+    if (plan->blocks > NIB_MOE_MAX_BLOCKS)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "moe on cuda: %d multiprocessors, at most %d", plan->blocks,
+                        NIB_MOE_MAX_BLOCKS);
     plan->shared_limit -= 1024; // the kernel's own static shared memory
     return NIB_OK;
 }
@@ -398,18 +401,17 @@ int lay_out_shared(const nib_moe_cuda_plan &plan, nib_moe_args *args)
     int routes = round_up(routing_bytes(args->routes, args->n_experts), 128);
     int least = sums_bytes(args->routes, args->n_experts);
     int fit = (plan.shared_limit - least - routes) / args->stage_bytes;
-    // h and the barriers wait behind what a multiprocessor has asked for, which for few routes costs more than a deep
-    // ring gains. Three stages keep the memory busy; two teams, for which cut_products left room for four, need an even
-    // number.
+    // h and the barriers wait behind what a multiprocessor has asked for, which for few routes costs what a deeper ring
+    // gains. Three stages are the least that keep the memory busy; two teams, for which cut_products left room for four,
+    // need an even number.
     bool two_teams = args->product[0].teams == 2 || args->product[1].teams == 2;
-    int few = std::max(3, NIB_MOE_FEW_BYTES / args->stage_bytes);
-    int wanted = args->routes > NIB_MOE_FEW_ROUTES ? NIB_MOE_MAX_STAGES : few;
+    bool many = args->routes > NIB_MOE_FEW_ROUTES;
+    int wanted = many ? NIB_MOE_MAX_STAGES : std::max(3, NIB_MOE_FEW_BYTES / args->stage_bytes);
     args->stages = std::min({fit, wanted, NIB_MOE_MAX_STAGES});
     if (two_teams)
         args->stages -= args->stages % 2;
     // With fewer stages it is the memory more than the products that tiles wait for; and shares of few tiles are to be even
     // to the tile.
-    bool many = args->routes > NIB_MOE_FEW_ROUTES;
     args->tile_weight = many ? 16 : 1;
     args->weight_step = !many ? 0 : args->stages >= 6 ? 2 : 1;
     args->partial_offset = args->stages * args->stage_bytes;
@@ -428,7 +430,6 @@ nib_moe_args args_of(const nib_moe_cuda_plan &plan, const nib_moe_call *call, in
     int64_t hidden = args.product[0].columns, route = first * call->top_k;
     args.tokens = static_cast<int>(count);
     args.top_k = static_cast<int>(call->top_k);
-    args.top_k_inverse = (65536u + static_cast<unsigned>(call->top_k) - 1) / static_cast<unsigned>(call->top_k);
     args.routes = static_cast<int>(count * call->top_k);
     args.x = static_cast<const uint16_t *>(call->x) + first * hidden;
     args.expert_ids = call->expert_ids + route;
@@ -453,7 +454,8 @@ cudaError_t launch_decode(const nib_moe_cuda_plan &plan, const nib_moe_call *cal
     args.grid_barrier = reinterpret_cast<unsigned *>(scratch);
     args.h_done = reinterpret_cast<unsigned *>(scratch + l.h_done);
     int shared = lay_out_shared(plan, &args);
-    args.blocks_inverse = static_cast<unsigned>((1ull << 32) / static_cast<unsigned>(plan.blocks));
+    args.top_k_inverse = (65536u + static_cast<unsigned>(args.top_k) - 1) / static_cast<unsigned>(args.top_k);
+    args.blocks_inverse = UINT32_MAX / static_cast<unsigned>(plan.blocks);
     return nib_moe_decode_launch(args, plan.blocks, shared, stream);
 }
 

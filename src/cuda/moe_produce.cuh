@@ -3,6 +3,7 @@
 #define NIB_CUDA_MOE_PRODUCE_CUH
 
 #include "cuda/moe_block.cuh"
+#include "cuda/moe_places.cuh"
 #include "cuda/pipeline.cuh"
 
 // Where rows of an expert's matrix lie, packed or their scales: row i at bytes + i * step.
@@ -11,8 +12,9 @@ struct row_source {
     int64_t step;
 };
 
-// half 1 of W13 are its up rows; W2 has one half.
-__device__ __forceinline__ row_source packed_rows(const nib_moe_args &args, int which, const nib_expert &e, int half)
+// half 1 of W13 are its up rows; W2 has but one matrix.
+__device__ __forceinline__ row_source packed_rows(const nib_moe_args &args, int which, const nib_expert &e,
+                                                  int half)
 {
     return {which  ? e.down
             : half ? e.up
@@ -20,7 +22,8 @@ __device__ __forceinline__ row_source packed_rows(const nib_moe_args &args, int 
             (which == 0 ? args.gate_up_row_stride : 1) * (args.product[which].columns / 2)};
 }
 
-__device__ __forceinline__ row_source scale_rows(const nib_moe_args &args, int which, const nib_expert &e, int half)
+__device__ __forceinline__ row_source scale_rows(const nib_moe_args &args, int which, const nib_expert &e,
+                                                 int half)
 {
     return {which  ? e.down_scales
             : half ? e.up_scales
@@ -45,7 +48,8 @@ struct tile_source {
     int64_t packed_step, scales_step;
 };
 
-__device__ __forceinline__ tile_source source_of(const nib_moe_args &args, int which, const nib_expert &e, int first)
+__device__ __forceinline__ tile_source source_of(const nib_moe_args &args, int which, const nib_expert &e,
+                                                 int first)
 {
     const nib_moe_product &p = args.product[which];
     tile_source from;
@@ -61,8 +65,8 @@ __device__ __forceinline__ tile_source source_of(const nib_moe_args &args, int w
 
 // `count` copies, a multiple of 8, of `bytes` each `step` bytes behind the one before, to places `stride` bytes apart;
 // between eight and the next eight there are `gap` more.
-__device__ __forceinline__ void copy_rows(uint32_t target, int stride, int gap, const uint8_t *source, int64_t step,
-                                          int bytes, int count, uint32_t full, uint64_t policy)
+__device__ __forceinline__ void copy_rows(uint32_t target, int stride, int gap, const uint8_t *source,
+                                          int64_t step, int bytes, int count, uint32_t full, uint64_t policy)
 {
 #pragma unroll 1
     for (; count > 0; count -= 8, target += gap)
@@ -78,12 +82,12 @@ __device__ __forceinline__ void copy_rows(uint32_t target, int stride, int gap, 
 __device__ __forceinline__ void copy_tile(const nib_moe_product &p, int which, const tile_source &from, int each,
                                           uint32_t target, uint32_t full, uint64_t policy)
 {
-    int row_bytes = p.columns / 2, halves = p.tile_rows * p.row_stride; // where the second half lies, if apart
+    int row_bytes = p.columns / 2, to_second = p.tile_rows * p.row_stride; // half, where it lies apart
     bool together = which == 1 || p.interleaved;
     if (p.rows_by_region) {
         bulk_copy(target, from.packed[0], each * row_bytes * (together ? 2 : 1), full, policy);
         if (!together)
-            bulk_copy(target + halves, from.packed[1], each * row_bytes, full, policy);
+            bulk_copy(target + to_second, from.packed[1], each * row_bytes, full, policy);
     } else if (p.rows_paired) {
         copy_rows(target, p.row_stride, 0, from.packed[0], from.packed_step, 2 * row_bytes, each, full, policy);
     } else {
@@ -110,7 +114,7 @@ __device__ __forceinline__ void produce(const nib_moe_args &args, const block_st
 {
     uint64_t policy = evict_first_policy();
     int stage = 0, phase = 0, turn = 0;
-    bool begun = false, waited = false;
+    bool begun = false, waited = block.shares[0].count == 0; // without W13, activations come when all have theirs
 #pragma unroll 1
     for (int which = opaque(0); which < 2; which++) {
         const nib_moe_product &p = args.product[which];
@@ -139,7 +143,8 @@ __device__ __forceinline__ void produce(const nib_moe_args &args, const block_st
                         __syncwarp();
                     }
                     if (elect_one()) {
-                        barrier_arrive_expect(full, rows * (2 - which) * (p.columns / 2 + (by_byte ? 0 : p.blocks)));
+                        barrier_arrive_expect(full,
+                                              rows * (2 - which) * (p.columns / 2 + (by_byte ? 0 : p.blocks)));
                         copy_tile(p, which, from, which ? rows / 2 : rows, shared_address(target), full, policy);
                     }
                     __syncwarp();

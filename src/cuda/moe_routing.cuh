@@ -122,7 +122,8 @@ __device__ __forceinline__ int sum_counts(uint16_t *counts, int shares, int n_ex
 // The sums of the threads before this one, and in `groups` those of all; every thread of the block calls, and those of
 // the first `counted` warps have any.
 template <int warps>
-__device__ __forceinline__ expert_sums sums_before(const expert_sums &mine, int counted, int *groups, int warp, int lane)
+__device__ __forceinline__ expert_sums sums_before(const expert_sums &mine, int counted, int *groups, int warp,
+                                                   int lane)
 {
     __shared__ expert_sums of_warps[warps];
     expert_sums sums = mine;
@@ -170,7 +171,7 @@ __device__ inline int sort_routes(const nib_moe_args &args, routing &r, uint16_t
         totals[i] = sum_counts(counts, shares, n_experts, first + i);
         mine = mine + sums_of(args, totals[i]);
     }
-    expert_sums before = sums_before<warps>(mine, min((n_experts + most * 32 - 1) / (most * 32), warps), &groups, warp, lane);
+    expert_sums before = sums_before<warps>(mine, (n_experts + most * 32 - 1) / (most * 32), &groups, warp, lane);
 #pragma unroll
     for (int i = 0; i < most; i++)
         if (first + i < n_experts) {

@@ -1,15 +1,16 @@
 #include "cuda/moe_scan.cuh"
 
+#include "cuda/moe_decode.cuh"
 #include "cuda/moe_prefill.cuh"
 
 namespace
 {
 
-// What a scale asks for: bit 0 where it lies outside [32, 238], which the few-token kernel's fast path is good for, bit 1
-// where it lies outside what the many-token path is. Below, blocks of zeros, to which encoders give scale 0, are good.
+// What a scale asks for: bit 0 where it lies outside what the few-token kernel's fast path is good for, bit 1 where it lies
+// outside what the many-token path is. Below, blocks of zeros, to which encoders give scale 0, are good.
 __device__ unsigned judge_scale(uint8_t scale, const uint8_t *block)
 {
-    unsigned found = (scale < 32 || scale > 238) |
+    unsigned found = (scale < NIB_MOE_DECODE_MIN_SCALE || scale > NIB_MOE_DECODE_MAX_SCALE) |
                      (scale < NIB_MOE_PREFILL_MIN_SCALE || scale > NIB_MOE_PREFILL_MAX_SCALE) << 1;
     if (found == 0 || scale > NIB_MOE_PREFILL_MAX_SCALE)
         return found;

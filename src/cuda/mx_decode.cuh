@@ -1,4 +1,4 @@
-// MXFP4 in registers: packed nibbles to bf16 pairs, and the tensor-core product they feed.
+// MXFP4 in registers: packed nibbles to bf16 or f16 pairs, and the tensor-core products they feed.
 #ifndef NIB_CUDA_MX_DECODE_CUH
 #define NIB_CUDA_MX_DECODE_CUH
 
@@ -18,9 +18,10 @@ __device__ __forceinline__ void decode_nibbles(uint32_t packed, uint32_t (&pairs
 }
 
 // The same to f16 pairs, each value times 2^-14: sign to bit 15, exponent and mantissa to bits 11..9, where 0.5 is a
-// subnormal too. Here every other nibble is masked at once, because the product of one does not reach the bits that are
-// kept of another: 11 instructions for eight weights, five of them on the FMA pipe. In a product by 2^12 + 2^9 both copies
-// share bit 12; without the added -2^12 in each half a nibble of ones would carry into its sign. It makes -0 of 0.
+// subnormal too. The two copies of a nibble lie closer together than in bf16, so one mask can leave two nibbles in each half
+// of the word: the copies of the one do not reach the bits that are kept of the other. 11 instructions for eight weights, five
+// of them on the FMA pipe. In a product by 2^12 + 2^9 both copies share bit 12; without the added -2^12 in each half a nibble
+// of ones would carry into its sign. It makes -0 of 0.
 __device__ __forceinline__ void decode_f16(uint32_t packed, uint32_t (&pairs)[4])
 {
     constexpr uint32_t kept = 0x8e008e00u, less = 0xf000f000u;
@@ -49,8 +50,8 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1
 }
 
 // The same in f16.
-__device__ __forceinline__ void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                        uint32_t b1, const float (&c)[4])
+__device__ __forceinline__ void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                        uint32_t b0, uint32_t b1, const float (&c)[4])
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%10, %11, %12, %13};"

@@ -241,7 +241,7 @@ static void check_scale_codes(int64_t least, int64_t most)
     gpu_layer_free(&layer);
 }
 
-// A token whose values leave the fast path's range, and a not-a-number, change nothing for their neighbours.
+// Huge and tiny values, and a not-a-number, change nothing for their neighbours.
 static void check_extreme_activations(void)
 {
     struct gpu_shape shape = {2, 1024, 768, GPU_CONCATENATED, GPU_NO_BIAS, clamp10};
@@ -320,7 +320,8 @@ static void check_neighbours_of_all_cuts(void)
         {4, 2688, 3840, GPU_CONCATENATED, GPU_NO_BIAS, silu}, {4, 3232, 1984, GPU_INTERLEAVED, GPU_NO_BIAS, silu},
         {4, 4096, 1024, GPU_CONCATENATED, GPU_NO_BIAS, silu}, {4, 7168, 544, GPU_CONCATENATED, GPU_NO_BIAS, silu},
         {4, 1024, 4096, GPU_CONCATENATED, GPU_NO_BIAS, silu}, {4, 64, 512, GPU_CONCATENATED, GPU_NO_BIAS, silu},
-        {4, 320, 928, GPU_CONCATENATED, GPU_NO_BIAS, silu},
+        {4, 320, 928, GPU_CONCATENATED, GPU_NO_BIAS, silu},   {4, 5120, 768, GPU_INTERLEAVED, GPU_NO_BIAS, silu},
+        {4, 4096, 512, GPU_INTERLEAVED, GPU_NO_BIAS, silu},
     };
     for (size_t i = 0; i < (quick ? 1 : sizeof shapes / sizeof *shapes); i++) {
         struct gpu_layer layer = gpu_layer_create(&shapes[i]);
