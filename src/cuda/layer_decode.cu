@@ -477,7 +477,7 @@ int larger(int a, int b)
 layer_args plan(const nib_cuda_layer &call, const nib_cuda_step &step, int blocks)
 {
     ring_linear in(call.qkv, blocks), out(call.o, blocks);
-    layer_args args = {call, {call.attention, step, call.fresh}, in, out, 0, 0, 0, 0, 0, 0};
+    layer_args args = {call, {call.attention, step, call.fresh, false}, in, out, 0, 0, 0, 0, 0, 0};
     const nib_cuda_norm_route &route = call.route;
     int used = call.qkv.rows * call.attention.n_kv_heads, tiles = 0;
     for (const ring_linear &l : {in, out})
