@@ -44,9 +44,9 @@ struct nib_moe_product {
     int scale_stride;
     int scale_offset; // of the tile's scales in a stage
     nib_moe_scale_copy scale_copy;
-    bool rows_by_region; // packed rows by one or two bulk copies a tile, unpadded
-    bool
-        rows_paired; // by a copy for two neighbours, which lie at places 8 apart, so in two ldmatrix; else a copy a row
+    // Packed rows reach it by one or two bulk copies a tile, unpadded; or by a copy for two neighbours, which lie at places
+    // 8 apart, so that no ldmatrix reads both; else by a copy a row.
+    bool rows_by_region, rows_paired;
     bool interleaved; // gate and up rows, and their scales, alternate in one region
     // Gate and up rows, or those of a pair, change places where this bit of the row or pair is set (31: never). Else the
     // rows at 8 places that are read at once would meet in a bank more often: ldmatrix in one region, scales of pairs.
@@ -85,7 +85,7 @@ struct nib_moe_args {
 
     int stages, stage_bytes, partial_slots;
     int tile_weight,
-        weight_step;         // of a tile of a group of one or two routes, and more for up to four, eight routes
+        weight_step;         // a tile's, of one or two routes; so much more for three or four, and again above
     unsigned blocks_inverse; // (2^32 - 1) / blocks of the grid
     int partial_offset, routing_offset; // in shared memory, behind the ring
 };

@@ -16,19 +16,15 @@ struct row_source {
 __device__ __forceinline__ row_source packed_rows(const nib_moe_args &args, int which, const nib_expert &e,
                                                   int half)
 {
-    return {which  ? e.down
-            : half ? e.up
-                   : e.gate,
-            (which == 0 ? args.gate_up_row_stride : 1) * (args.product[which].columns / 2)};
+    const uint8_t *rows = which ? e.down : half ? e.up : e.gate;
+    return {rows, (which == 0 ? args.gate_up_row_stride : 1) * (args.product[which].columns / 2)};
 }
 
 __device__ __forceinline__ row_source scale_rows(const nib_moe_args &args, int which, const nib_expert &e,
                                                  int half)
 {
-    return {which  ? e.down_scales
-            : half ? e.up_scales
-                   : e.gate_scales,
-            (which == 0 ? args.gate_up_row_stride : 1) * args.product[which].blocks};
+    const uint8_t *rows = which ? e.down_scales : half ? e.up_scales : e.gate_scales;
+    return {rows, (which == 0 ? args.gate_up_row_stride : 1) * args.product[which].blocks};
 }
 
 __device__ __forceinline__ void copy_scale_bytes(const nib_moe_product &p, int which, int half,
