@@ -3,6 +3,9 @@
 // A library built without CUDA has these functions too; they fail with NIB_ERR_UNSUPPORTED. Sums are in fp32, the
 // intermediate is rounded once, to bf16; a route's result depends on nothing but its token, its expert and whether the
 // call has more than 64 tokens: those take another path, whose sums have another order.
+//
+// Up to 64 tokens, activations are scaled into fp16's range, up to 640 columns of a row together: one that is less than
+// 2^-31 of the largest among them may lose bits, one of less than 2^-39 counts as zero.
 #ifndef NIBBLE_MOE_CUDA_H
 #define NIBBLE_MOE_CUDA_H
 
