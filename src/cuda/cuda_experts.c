@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "cuda/cuda_device.h"
+#include "ops/expert_biases.h"
 #include "ops/expert_bytes.h"
 
 enum { ALIGN = 256, KEEP_ALIGNED = 16, SPANS = 9 }; // spans an expert: see spans_of
@@ -164,7 +165,12 @@ nib_status nib_cuda_bind_moe(struct nib_device *device, const struct nib_moe_wei
 {
     struct nib_moe *bound = calloc(1, sizeof *bound);
     struct nib_expert *experts = calloc((size_t)weights->n_experts + 1, sizeof *experts);
+    struct nib_widened_biases widened = {.experts = NULL};
     nib_status status = bound && experts ? NIB_OK : nib_fail_memory(err, sizeof *bound, "a MoE layer");
+    if (!status && weights->bias_dtype == NIB_F16 && weights->experts[0].down_bias) {
+        status = nib_widen_biases(weights, &widened, err);
+        weights = &widened.weights;
+    }
     if (!status)
         status = place_experts(device, bound, weights, experts, err);
     if (!status) {
@@ -177,18 +183,19 @@ nib_status nib_cuda_bind_moe(struct nib_device *device, const struct nib_moe_wei
     if (!status)
         status =
             grow_scratch(device, nib_moe_cuda_scratch_bytes(bound->plan, device->options.max_tokens, top_k), err);
-    free(experts);
     if (status) {
         nib_cuda_free_moe(device, bound);
-        return status;
+    } else {
+        bound->expert_bytes = nib_expert_bytes(weights);
+        bound->first_expert = config->first_expert;
+        bound->n_experts = weights->n_experts;
+        bound->hidden = weights->hidden;
+        bound->intermediate = weights->intermediate;
+        *moe = bound;
     }
-    bound->expert_bytes = nib_expert_bytes(weights);
-    bound->first_expert = config->first_expert;
-    bound->n_experts = weights->n_experts;
-    bound->hidden = weights->hidden;
-    bound->intermediate = weights->intermediate;
-    *moe = bound;
-    return NIB_OK;
+    nib_free_widened_biases(&widened);
+    free(experts);
+    return status;
 }
 
 static struct nib_cuda_matrix matrix_of(const struct nib_weight *weight)

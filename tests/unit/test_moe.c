@@ -13,6 +13,7 @@
 
 #include "cpu/moe_tier.h"
 #include "nibble/moe.h"
+#include "ops/expert_biases.h"
 #include "ops/moe_ref.h"
 #include "support/moe_case.h"
 
@@ -81,33 +82,30 @@ static void half_biases_are_what_they_stand_for(void **state)
                               .experts = 3,
                               .tokens = 5,
                               .top_k = 2,
-                              .layout = MOE_INTERLEAVED,
                               .bias = MOE_BIAS_F16,
                               .activation = activations[2]};
-    struct moe_case c = make_moe_case(&shape, 41, false), wide = c;
-    struct nib_expert experts[3];
-    float values[3][2 * 64 + 96];
-    for (int e = 0; e < 3; e++) {
-        experts[e] = c.experts[e];
-        const uint16_t *gate_up = c.experts[e].gate_bias, *down = c.experts[e].down_bias;
-        for (int i = 0; i < 2 * 64 + 96; i++)
-            values[e][i] = nib_f16_to_f32(i < 128 ? gate_up[i] : down[i - 128]);
-        experts[e].gate_bias = values[e];
-        experts[e].up_bias = values[e] + 1;
-        experts[e].down_bias = values[e] + 128;
+    for (int layout = MOE_INTERLEAVED; layout <= MOE_SEPARATE; layout++) {
+        shape.layout = (enum moe_layout)layout;
+        struct moe_case c = make_moe_case(&shape, 41, layout == MOE_SEPARATE), wide = c;
+        struct nib_widened_biases widened;
+        assert_int_equal(nib_widen_biases(&c.weights, &widened, NULL), NIB_OK);
+        wide.weights = widened.weights;
+        for (int e = 0; e < 3; e++) {
+            const uint16_t *down = c.experts[e].down_bias;
+            assert_true(((const float *)widened.experts[e].down_bias)[95] == nib_f16_to_f32(down[95]));
+        }
+        for (int k = 0; k < n_moe_kernels; k++) {
+            struct moe_result half, full;
+            if (!run_moe_case(&c, moe_kernels[k], 2, 0, &half))
+                continue;
+            assert_true(run_moe_case(&wide, moe_kernels[k], 2, 0, &full));
+            assert_memory_equal(half.y, full.y, sizeof(float) * 5 * 96);
+            free_moe_result(&half);
+            free_moe_result(&full);
+        }
+        nib_free_widened_biases(&widened);
+        free_moe_case(&c);
     }
-    wide.weights.experts = experts;
-    wide.weights.bias_dtype = NIB_F32;
-    for (int k = 0; k < n_moe_kernels; k++) {
-        struct moe_result half, full;
-        if (!run_moe_case(&c, moe_kernels[k], 2, 0, &half))
-            continue;
-        assert_true(run_moe_case(&wide, moe_kernels[k], 2, 0, &full));
-        assert_memory_equal(half.y, full.y, sizeof(float) * 5 * 96);
-        free_moe_result(&half);
-        free_moe_result(&full);
-    }
-    free_moe_case(&c);
 }
 
 static void rows_longer_than_a_panel_agree(void **state)
