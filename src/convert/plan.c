@@ -156,15 +156,22 @@ static bool read_dense(struct nib_checkpoint *checkpoint, const struct nib_tenso
     return nib_checkpoint_linear(checkpoint, name, view, NULL) == NIB_OK && view->weight == tensor;
 }
 
-// compressed-tensors' configurations describe all quantized matrices as one kind: those outside the experts have to be of
-// it, or of none.
+// Does the configuration describe this quantized matrix outside the experts? compressed-tensors' have one kind for all.
+static bool is_described(const struct nib_convert_options *options, const struct nib_linear_view *view)
+{
+    if (options->form == NIB_FORM_INT4_G32)
+        return false;
+    if (options->form == NIB_FORM_FP8_CHANNEL)
+        return view->kind == NIB_LINEAR_FP8 && view->block_rows == 1 && view->block_cols == view->cols;
+    bool one_kind = nib_plan_dialect(options) == NIB_NAMES_COMPRESSED_TENSORS;
+    return !one_kind || (view->kind == NIB_LINEAR_MXFP4 && ends_with(view->weight->name, ".weight_packed"));
+}
+
 static nib_status refuse_mixture(const struct nib_plan *plan, const struct nib_linear_view *view,
                                  struct nib_error *err)
 {
     enum nib_form form = plan->options.form;
-    bool channel = view->kind == NIB_LINEAR_FP8 && view->block_rows == 1 && view->block_cols == view->cols;
-    if (view->kind == NIB_LINEAR_PLAIN || (form != NIB_FORM_FP8_CHANNEL && form != NIB_FORM_INT4_G32) ||
-        (form == NIB_FORM_FP8_CHANNEL && channel))
+    if (view->kind == NIB_LINEAR_PLAIN || is_described(&plan->options, view))
         return NIB_OK;
     char text[64];
     return nib_fail(
@@ -264,12 +271,7 @@ static nib_status add_dense(struct nib_plan *plan, const struct nib_tensor *tens
     unit->error_entry = nib_plan_add_error(plan, name, "");
     if (unit->error_entry < 0)
         return nib_fail_memory(err, strlen(name), "a report");
-    nib_status status = nib_unit_add(unit, NIB_U8, (uint64_t)view.cols / 2, 2,
-                                     (int64_t[]){view.rows, view.cols / 2}, err, "%s.weight", name);
-    if (status == NIB_OK)
-        status = nib_unit_add(unit, NIB_U8, (uint64_t)view.cols / NIB_MX_BLOCK, 2,
-                              (int64_t[]){view.rows, view.cols / NIB_MX_BLOCK}, err, "%s.weight_scale", name);
-    return status;
+    return nib_unit_add_packed(unit, name, nib_plan_dialect(&plan->options), err);
 }
 
 // All units in the order in which the source's tensors lie in their files, so that it is read from front to back.

@@ -97,6 +97,11 @@ struct nib_unit *nib_plan_add(struct nib_plan *plan);
 nib_status nib_unit_add(struct nib_unit *unit, enum nib_dtype dtype, uint64_t row_bytes, int rank,
                         const int64_t *shape /* [rank] */, struct nib_error *err, const char *format, ...)
     __attribute__((format(printf, 7, 8)));
+// Whose names MXFP4 matrices get: those asked for where experts are in tensors of their own.
+enum nib_expert_names nib_plan_dialect(const struct nib_convert_options *options);
+// The two tensors of an MXFP4 matrix, called after `name` in the dialect.
+nib_status nib_unit_add_packed(struct nib_unit *unit, const char *name, enum nib_expert_names dialect,
+                               struct nib_error *err);
 // An entry of the report, or -1 without memory.
 int64_t nib_plan_add_error(struct nib_plan *plan, const char *prefix, const char *projection);
 

@@ -66,17 +66,25 @@ static const struct spelling spellings[NIB_NAMES_COUNT] = {
 
 // What a model calls an expert's matrices goes with what it calls the layer around them, whoever wrote the checkpoint;
 // DeepSeek's form is that of one model.
-static const char *projection_name(const struct nib_group *group, const struct spelling *names, enum nib_part part)
+static const char *projection_name(const struct nib_group *group, enum nib_expert_names dialect,
+                                   enum nib_part part)
 {
     static const char *const spelt[NIB_PART_COUNT] = {"gate_proj", "up_proj", "down_proj"};
     static const char *const numbered[NIB_PART_COUNT] = {"w1", "w3", "w2"};
-    bool deepseek = names == &spellings[NIB_NAMES_DEEPSEEK] || strstr(group->prefix, ".ffn.");
+    bool deepseek = dialect == NIB_NAMES_DEEPSEEK || strstr(group->prefix, ".ffn.");
     return (deepseek || strstr(group->prefix, ".block_sparse_moe.") ? numbered : spelt)[part];
 }
 
-static nib_status add_packed(struct nib_unit *unit, const char *name, const struct spelling *names,
-                             struct nib_error *err)
+enum nib_expert_names nib_plan_dialect(const struct nib_convert_options *options)
 {
+    bool per_expert = options->form == NIB_FORM_PER_EXPERT || (options->form == NIB_FORM_MXFP4 && !options->fused);
+    return per_expert ? options->names : NIB_NAMES_QUARK;
+}
+
+nib_status nib_unit_add_packed(struct nib_unit *unit, const char *name, enum nib_expert_names dialect,
+                               struct nib_error *err)
+{
+    const struct spelling *names = &spellings[dialect];
     int64_t rows = unit->rows, bytes = unit->cols / 2, blocks = unit->cols / NIB_MX_BLOCK;
     nib_status status = nib_unit_add(unit, names->weight_dtype, (uint64_t)bytes, 2, (int64_t[]){rows, bytes}, err,
                                      "%s.%s", name, names->weight);
@@ -116,10 +124,10 @@ static nib_status add_single(struct nib_plan *plan, const struct nib_group *grou
         return no_memory(err);
     enum nib_form form = plan->options.form;
     bool packed = form == NIB_FORM_PER_EXPERT || form == NIB_FORM_MXFP4;
-    const struct spelling *names = &spellings[packed ? plan->options.names : NIB_NAMES_QUARK];
+    enum nib_expert_names dialect = nib_plan_dialect(&plan->options);
     char name[1400];
     snprintf(name, sizeof name, "%s%s.%lld.%s", group->prefix, folder_of(group->prefix), (long long)expert,
-             projection_name(group, names, part));
+             projection_name(group, dialect, part));
     unit->matrix = &group->experts[expert][part];
     unit->rows = unit->matrix->rows;
     unit->cols = unit->matrix->cols;
@@ -129,7 +137,7 @@ static nib_status add_single(struct nib_plan *plan, const struct nib_group *grou
     nib_status status;
     if (packed) {
         unit->recipe = group->packed ? NIB_RECIPE_MXFP4 : NIB_RECIPE_ENCODE;
-        status = add_packed(unit, name, names, err);
+        status = nib_unit_add_packed(unit, name, dialect, err);
     } else if (form == NIB_FORM_FP8_CHANNEL) {
         unit->recipe = NIB_RECIPE_FP8;
         status = add_fp8(unit, name, err);

@@ -191,9 +191,11 @@ static bool keeps_quantization(const struct nib_plan *plan, const json_t *config
     const struct nib_convert_options *options = &plan->options;
     const char *method =
         json_string_value(json_object_get(json_object_get(config, "quantization_config"), "quant_method"));
-    if (options->form == NIB_FORM_FUSED && !options->dense_bf16)
+    if (options->dense_bf16)
+        return false;
+    if (options->form == NIB_FORM_FUSED)
         return method && strcmp(method, "mxfp4") == 0;
-    return options->form == NIB_FORM_PER_EXPERT && options->names == NIB_NAMES_DEEPSEEK && !options->dense_bf16;
+    return nib_plan_dialect(options) == NIB_NAMES_DEEPSEEK;
 }
 
 nib_status nib_plan_config(const struct nib_plan *plan, json_t **config, struct nib_error *err)
@@ -204,7 +206,7 @@ nib_status nib_plan_config(const struct nib_plan *plan, json_t **config, struct 
     // It goes where the source has it, at the top otherwise.
     bool nested = json_object_get(text, "quantization_config") && !json_object_get(made, "quantization_config");
     json_t *home = nested ? text : made;
-    bool keeps = keeps_quantization(plan, home), deepseek = keeps && plan->options.form == NIB_FORM_PER_EXPERT;
+    bool keeps = keeps_quantization(plan, home), deepseek = nib_plan_dialect(&plan->options) == NIB_NAMES_DEEPSEEK;
     json_object_del(text, "expert_dtype");
     json_object_del(made, "expert_dtype");
     int failed = !made;
@@ -213,8 +215,9 @@ nib_status nib_plan_config(const struct nib_plan *plan, json_t **config, struct 
     if (!keeps) {
         json_object_del(text, "quantization_config");
         json_object_del(made, "quantization_config");
-        failed |= json_object_set_new(home, "quantization_config", quantization_config(plan));
     }
+    if (!keeps && !deepseek)
+        failed |= json_object_set_new(home, "quantization_config", quantization_config(plan));
     *config = made;
     if (!failed)
         return NIB_OK;

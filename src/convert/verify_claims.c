@@ -277,6 +277,64 @@ static bool read_matrix(struct nib_verifier *v, const struct nib_tensor *tensor,
     return nib_checkpoint_linear(v->source.checkpoint, name, view, NULL) == NIB_OK && view->weight == tensor;
 }
 
+// How an MXFP4 matrix outside the experts may be called and typed.
+struct packed_names {
+    const char *weight, *scale;
+    enum nib_dtype weight_dtype, scale_dtype;
+};
+
+static const struct packed_names packed_names[] = {
+    {"weight", "weight_scale", NIB_U8, NIB_U8},
+    {"weight_packed", "weight_scale", NIB_U8, NIB_U8},
+    {"weight", "scale", NIB_I8, NIB_F8_E8M0},
+};
+
+// The names under which the destination has the matrix in MXFP4; NULL when it has not.
+static const struct packed_names *find_packed(const struct nib_verifier *v, const char *name)
+{
+    char text[NAME_BYTES + 64];
+    for (size_t i = 0; i < sizeof packed_names / sizeof *packed_names; i++) {
+        snprintf(text, sizeof text, "%s.%s", name, packed_names[i].weight);
+        const struct nib_tensor *weight = nib_checkpoint_peek(v->destination, text);
+        if (weight && weight->dtype == packed_names[i].weight_dtype)
+            return &packed_names[i];
+    }
+    return NULL;
+}
+
+static nib_status claim_bf16(struct nib_verifier *v, const char *name, struct nib_check *check,
+                             struct nib_error *err)
+{
+    char text[NAME_BYTES + 64];
+    snprintf(text, sizeof text, "%s.weight", name);
+    check->kind = NIB_CHECK_BF16;
+    check->weight = claim(v, text, NIB_BF16, 2, (int64_t[]){check->source.rows, check->source.cols});
+    if (!check->weight)
+        return NIB_OK;
+    check->weight_rows = check->weight->data;
+    check->weight_stride = 2 * check->source.cols;
+    return add_check(v, check, err);
+}
+
+static nib_status claim_packed(struct nib_verifier *v, const char *name, const struct packed_names *names,
+                               struct nib_check *check, struct nib_error *err)
+{
+    char text[NAME_BYTES + 64];
+    int64_t rows = check->source.rows, cols = check->source.cols;
+    check->kind = NIB_CHECK_ENCODE;
+    snprintf(text, sizeof text, "%s.%s", name, names->weight);
+    check->weight = claim(v, text, names->weight_dtype, 2, (int64_t[]){rows, cols / 2});
+    snprintf(text, sizeof text, "%s.%s", name, names->scale);
+    check->scale = claim(v, text, names->scale_dtype, 2, (int64_t[]){rows, cols / 32});
+    if (!check->weight || !check->scale)
+        return NIB_OK;
+    check->weight_rows = check->weight->data;
+    check->weight_stride = cols / 2;
+    check->scale_rows = check->scale->data;
+    check->scale_stride = cols / 32;
+    return add_check(v, check, err);
+}
+
 // A matrix whose form changed: what the destination holds under its name shows which way. False: it is as it was.
 static nib_status claim_changed(struct nib_verifier *v, const struct nib_tensor *tensor, bool *changed,
                                 const struct nib_tensor **scale, struct nib_error *err)
@@ -289,27 +347,14 @@ static nib_status claim_changed(struct nib_verifier *v, const struct nib_tensor 
     snprintf(text, sizeof text, "%s.weight", name);
     const struct nib_tensor *now = nib_checkpoint_peek(v->destination, text);
     bool to_bf16 = now && now->dtype == NIB_BF16 && view.kind != NIB_LINEAR_PLAIN;
-    bool to_mxfp4 = now && now->dtype == NIB_U8 && view.kind != NIB_LINEAR_MXFP4 && v->form == NIB_FORM_MXFP4;
-    if (!to_bf16 && !to_mxfp4)
+    const struct packed_names *names =
+        v->form == NIB_FORM_MXFP4 && view.kind != NIB_LINEAR_MXFP4 ? find_packed(v, name) : NULL;
+    if (!to_bf16 && !names)
         return NIB_OK;
     *changed = true;
     *scale = view.scale;
-    int64_t rows = view.rows, cols = view.cols, width = to_bf16 ? cols : cols / 2;
-    struct nib_check check = {
-        .kind = to_bf16 ? NIB_CHECK_BF16 : NIB_CHECK_ENCODE, .source = nib_source_linear(&view), .expert = -1};
-    check.weight = claim(v, text, now->dtype, 2, (int64_t[]){rows, width});
-    snprintf(text, sizeof text, "%s.weight_scale", name);
-    if (to_mxfp4)
-        check.scale = claim(v, text, NIB_U8, 2, (int64_t[]){rows, cols / 32});
-    if (!check.weight || (to_mxfp4 && !check.scale))
-        return NIB_OK;
-    check.weight_rows = check.weight->data;
-    check.weight_stride = width * (int64_t)nib_dtype_size(now->dtype);
-    if (to_mxfp4) {
-        check.scale_rows = check.scale->data;
-        check.scale_stride = cols / 32;
-    }
-    return add_check(v, &check, err);
+    struct nib_check check = {.source = nib_source_linear(&view), .expert = -1};
+    return to_bf16 ? claim_bf16(v, name, &check, err) : claim_packed(v, name, names, &check, err);
 }
 
 // `gone` marks the scales of matrices that changed. Two passes, since a scale may stand before its weight.

@@ -217,16 +217,29 @@ static json_t *quantization_home(json_t *config)
     return nested ? text : config;
 }
 
-// Fused forms of fused sources, and DeepSeek's own layout, may say what the source says.
+// In DeepSeek's layout experts are I8, so that E4M3 is a matrix outside them.
+static bool has_fp8(const struct nib_verifier *v)
+{
+    for (size_t i = 0; i < nib_checkpoint_count(v->destination); i++)
+        if (nib_checkpoint_at(v->destination, i)->dtype == NIB_F8_E4M3)
+            return true;
+    return false;
+}
+
+// Fused forms of fused sources, and DeepSeek's own layout, may say what the source says; the latter nothing where no FP8
+// is left.
 static bool may_be_kept(const struct nib_verifier *v, json_t *home, const json_t *source_quantization)
 {
     const json_t *got = json_object_get(home, "quantization_config");
     const char *method = json_string_value(json_object_get(source_quantization, "quant_method"));
     const char *expert_dtype = json_string_value(json_object_get(home, "expert_dtype"));
     bool fused = v->form == NIB_FORM_FUSED && method && strcmp(method, "mxfp4") == 0;
-    bool deepseek = v->form == NIB_FORM_PER_EXPERT && expert_dtype && strcmp(expert_dtype, "fp4") == 0;
+    bool per_expert = v->form == NIB_FORM_PER_EXPERT || (v->form == NIB_FORM_MXFP4 && !v->fused);
+    bool deepseek = per_expert && expert_dtype && strcmp(expert_dtype, "fp4") == 0;
     if (!fused && !deepseek)
         return false;
+    if (deepseek && !got)
+        return !source_quantization || !has_fp8(v);
     return source_quantization ? json_equal(got, source_quantization) : got == NULL;
 }
 
