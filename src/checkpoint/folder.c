@@ -192,21 +192,26 @@ static long shard_total(const char *name, size_t *stem)
     return total;
 }
 
-// Without an index only the names say how many shards there should be.
+// Without an index only the names say how many shards there should be: as many as they say, or one more where they count
+// from 0 to that, as OpenAI's do.
 static nib_status check_complete(const struct path_list *list, struct nib_error *err)
 {
     for (size_t i = 0; i < list->count; i++) {
         const char *name = nib_path_base(list->paths[i]);
         size_t stem = 0, other_stem = 0;
         long total = shard_total(name, &stem), present = 0;
+        bool has_zero = false;
         if (!total)
             continue;
         for (size_t j = 0; j < list->count; j++) {
             const char *other = nib_path_base(list->paths[j]);
-            present +=
-                shard_total(other, &other_stem) == total && other_stem == stem && strncmp(name, other, stem) == 0;
+            if (shard_total(other, &other_stem) != total || other_stem != stem || strncmp(name, other, stem) != 0)
+                continue;
+            const char *number = other + stem + 1;
+            has_zero |= number[strspn(number, "0")] == '-';
+            present++;
         }
-        if (present != total)
+        if (present != total && !(has_zero && present - 1 == total))
             return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: %ld of its %ld shards are here", list->paths[i], present,
                             total);
     }

@@ -1,4 +1,5 @@
 // nibble inspect of a folder without its weights: what the whole model would need, from config.json and the index.
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -252,6 +253,20 @@ static void add_files(const char *folder, json_t *index, json_t *report)
     json_decref(seen);
 }
 
+// Without an index, weights that could not be opened are shards of which some are missing, or links to what is gone.
+static bool holds_weights(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    bool found = false;
+    for (const struct dirent *entry; dir && !found && (entry = readdir(dir));) {
+        const char *ending = strrchr(entry->d_name, '.');
+        found = ending && ending != entry->d_name && strcmp(ending, ".safetensors") == 0;
+    }
+    if (dir)
+        closedir(dir);
+    return found;
+}
+
 // ---- text
 
 static const char *text(const json_t *object, const char *key)
@@ -318,9 +333,12 @@ int inspect_absent(const char *folder, const struct session_options *session, bo
     char *path = nib_path_join(folder, "config.json");
     bool here = unopened->status == NIB_ERR_NOT_FOUND && path && nib_path_exists(path);
     nib_status status = unopened->status;
-    if (!here)
+    if (here && !(status = load_index(folder, &index, &err)) && !index && holds_weights(folder))
+        here = false;
+    if (!here) {
         err = *unopened;
-    else if (!(status = nib_config_load(path, &config, &err)) && !(status = load_index(folder, &index, &err))) {
+        status = unopened->status;
+    } else if (!status && !(status = nib_config_load(path, &config, &err))) {
         json_object_set_new(report, "path", json_string(folder));
         inspect_add_family(config, report);
         add_files(folder, index, report);

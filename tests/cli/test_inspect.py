@@ -104,6 +104,14 @@ class Absent(support.Test):
         self.fails(partial, 1, "safetensors")
         self.assertEqual(sorted(json.loads(partial.stdout)["files_missing"]), files[:2] + files[3:])
 
+    def test_some_shards_are_not_none(self):
+        for name in ("model-00000-of-00014.safetensors", "model.safetensors"):
+            folder = self.folder(self.config("gpt-oss-120b"))
+            os.symlink(os.path.join(SCRATCH, "nowhere"), os.path.join(folder, name))
+            partial = run("inspect", folder)
+            self.fails(partial, 1, name)
+            self.assertEqual(partial.stdout, "")
+
     def test_refusals(self):
         config = self.config("kimi-k2")
         config["text_config"]["scoring_func"] = "softmax"

@@ -177,6 +177,26 @@ static void shards_without_an_index_are_read_together(void **state)
     nib_checkpoint_close(checkpoint);
 }
 
+// OpenAI's are numbered from 0 to the number that they are said to be "of".
+static void shards_may_be_numbered_from_zero(void **state)
+{
+    (void)state;
+    const char *folder = test_scratch("safetensors");
+    test_write_text(test_inside(folder, "config.json"), "{}");
+    write_shard(folder, "model-00000-of-00002.safetensors", "a");
+    struct nib_checkpoint *checkpoint;
+    struct nib_error err;
+    assert_int_equal(nib_checkpoint_open(folder, &checkpoint, &err), NIB_ERR_NOT_FOUND);
+    assert_non_null(strstr(err.message, "1 of its 2 shards"));
+    write_shard(folder, "model-00001-of-00002.safetensors", "b");
+    write_shard(folder, "model-00002-of-00002.safetensors", "c");
+    checkpoint = open_checkpoint(folder);
+    assert_int_equal(nib_checkpoint_count(checkpoint), 3);
+    nib_checkpoint_close(checkpoint);
+    write_shard(folder, "model-00003-of-00002.safetensors", "d");
+    assert_int_equal(nib_checkpoint_open(folder, &checkpoint, &err), NIB_ERR_NOT_FOUND);
+}
+
 static void unused_tensors_are_listed(void **state)
 {
     (void)state;
@@ -290,6 +310,7 @@ int main(void)
         cmocka_unit_test(reads_all_fixtures),
         cmocka_unit_test(reads_the_sharded_model_by_its_index),
         cmocka_unit_test(shards_without_an_index_are_read_together),
+        cmocka_unit_test(shards_may_be_numbered_from_zero),
         cmocka_unit_test(unused_tensors_are_listed),
         cmocka_unit_test(eos_ids_come_from_both_configs_once),
         cmocka_unit_test(opening_touches_only_the_header),
