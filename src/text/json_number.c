@@ -1,6 +1,7 @@
 // Numbers between bounds, compared digit by digit as they are written.
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "text/json_schema.h"
@@ -13,12 +14,18 @@ struct decimal {
     int whole, fraction; // digits before and behind the point
 };
 
-static struct decimal decimal_of(double value)
+// Of a bound. Where that many digits do not write it, the next number that they do write takes its place, on the side
+// that is left out or on the other.
+static struct decimal decimal_of(double value, bool is_low, bool *excluded)
 {
     struct decimal d = {.whole = 0};
+    value += 0.0; // -0 has a sign of its own
     snprintf(d.text, sizeof d.text, "%.15g", value);
-    if (strchr(d.text, 'e'))
-        snprintf(d.text, sizeof d.text, "%.15f", value);
+    if (strchr(d.text, 'e') || strtod(d.text, NULL) != value)
+        snprintf(d.text, sizeof d.text, "%.*f", FRACTION_DIGITS, value);
+    double written = strtod(d.text, NULL);
+    if (written != value)
+        *excluded = is_low == (written < value);
     const char *point = strchr(d.text, '.');
     d.whole = (int)(point ? (size_t)(point - d.text) : strlen(d.text));
     d.fraction = point ? (int)strlen(point + 1) : 0;
@@ -107,9 +114,12 @@ static int32_t visit(struct span *span, int at, bool as_low, bool as_high)
 }
 
 // Numbers from low >= 0 to high (or any) between two states; false when there is none.
-static bool put_positive(struct nib_rules *rules, int32_t from, int32_t to, struct span span)
+static bool put_positive(struct nib_rules *rules, int32_t from, int32_t to, double low, double high,
+                         struct span span)
 {
     bool any = false;
+    span.low = decimal_of(low, true, &span.above_low);
+    span.high = decimal_of(high, false, &span.below_high);
     int longest = span.has_high ? span.high.whole : INTEGER_DIGITS - 1;
     span.rules = rules;
     span.end = to;
@@ -145,20 +155,16 @@ int32_t nib_json_number_range(struct nib_rules *rules, const struct nib_number_r
         return -1;
     if (!range.has_high || range.high >= 0) {
         bool from_low = range.has_low && range.low >= 0;
-        positive = put_positive(rules, from, to,
-                                (struct span){.low = decimal_of(from_low ? range.low : 0),
-                                              .high = decimal_of(range.has_high ? range.high : 0),
-                                              .has_high = range.has_high,
+        positive = put_positive(rules, from, to, from_low ? range.low : 0, range.has_high ? range.high : 0,
+                                (struct span){.has_high = range.has_high,
                                               .above_low = from_low && range.above_low,
                                               .below_high = range.below_high,
                                               .integer = range.integer});
     }
     if (!range.has_low || range.low < 0) {
         bool from_high = range.has_high && range.high < 0;
-        negative = put_positive(rules, minus, to,
-                                (struct span){.low = decimal_of(from_high ? -range.high : 0),
-                                              .high = decimal_of(range.has_low ? -range.low : 0),
-                                              .has_high = range.has_low,
+        negative = put_positive(rules, minus, to, from_high ? -range.high : 0, range.has_low ? -range.low : 0,
+                                (struct span){.has_high = range.has_low,
                                               .above_low = from_high ? range.below_high : true,
                                               .below_high = range.above_low,
                                               .integer = range.integer});

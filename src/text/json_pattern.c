@@ -148,6 +148,10 @@ static void negate(struct parser *p, struct ranges *ranges)
 
 static bool add_class(struct parser *p, struct ranges *ranges, unsigned char letter)
 {
+    // All of ECMA-262's white space: what \S leaves out, too.
+    static const uint16_t spaces[][2] = {{9, 13},          {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680},
+                                         {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f},
+                                         {0x3000, 0x3000}, {0xfeff, 0xfeff}};
     struct ranges class = {.count = 0};
     switch (letter | 0x20) {
     case 'd':
@@ -160,9 +164,8 @@ static bool add_class(struct parser *p, struct ranges *ranges, unsigned char let
         add_range(p, &class, 'a', 'z');
         break;
     case 's':
-        add_range(p, &class, 9, 13);
-        add_range(p, &class, ' ', ' ');
-        add_range(p, &class, 0xa0, 0xa0);
+        for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++)
+            add_range(p, &class, spaces[i][0], spaces[i][1]);
         break;
     default:
         return false;
@@ -260,6 +263,11 @@ static int32_t read_group(struct parser *p, int32_t from)
 static int32_t put_ranges(struct parser *p, int32_t from, const struct ranges *ranges)
 {
     int32_t to = nib_rules_state(p->rules);
+    bool possible = false; // no text has halves of surrogate pairs
+    for (int i = 0; i < ranges->count; i++)
+        possible |= ranges->items[i].low < 0xd800 || ranges->items[i].high > 0xdfff;
+    if (!possible)
+        unsupported(p, "what no character matches");
     for (int i = 0; i < ranges->count; i++)
         nib_json_characters(p->rules, from, ranges->items[i].low, ranges->items[i].high, to);
     return to;
@@ -284,6 +292,7 @@ static int32_t read_atom(struct parser *p, int32_t from)
         p->at++;
         add_range(p, &ranges, '\n', '\n');
         add_range(p, &ranges, '\r', '\r');
+        add_range(p, &ranges, 0x2028, 0x2029);
         negate(p, &ranges);
     } else if (c == '\\') {
         p->at++;
@@ -297,6 +306,11 @@ static int32_t read_atom(struct parser *p, int32_t from)
     return p->status ? from : put_ranges(p, from, &ranges);
 }
 
+static bool is_digit(unsigned char c)
+{
+    return c >= '0' && c <= '9';
+}
+
 // {m}, {m,} or {m,n}; most -1: any number.
 static void read_counts(struct parser *p, int *least, int *most)
 {
@@ -307,15 +321,22 @@ static void read_counts(struct parser *p, int *least, int *most)
     if (c == '*' || c == '+' || c == '?') {
         p->at++;
     } else if (c == '{') {
-        *least = (int)strtol((const char *)p->at + 1, &end, 10);
-        *most = *least;
-        if (*end == ',')
-            *most = end[1] == '}' ? (end++, -1) : (int)strtol(end + 1, &end, 10);
-        if (*end != '}' || *least < 0 || *least > MAX_REPEATS || *most > MAX_REPEATS ||
-            (*most >= 0 && *most < *least))
+        bool counted = is_digit(p->at[1]);
+        long low = strtol((const char *)p->at + 1, &end, 10), high = low;
+        if (*end == ',' && end[1] == '}') {
+            high = -1;
+            end++;
+        } else if (*end == ',') {
+            counted = counted && is_digit((unsigned char)end[1]);
+            high = strtol(end + 1, &end, 10);
+        }
+        if (!counted || *end != '}' || low > MAX_REPEATS || high > MAX_REPEATS || (high >= 0 && high < low)) {
             unsupported(p, "this repetition");
-        else
-            p->at = (const unsigned char *)end + 1;
+            return;
+        }
+        *least = (int)low;
+        *most = (int)high;
+        p->at = (const unsigned char *)end + 1;
     } else {
         return;
     }

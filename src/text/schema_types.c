@@ -236,6 +236,22 @@ static json_t *distinct(json_t *values)
     return kept;
 }
 
+// A value as JSON without white space, in as few digits as tell its numbers from others: 0.1, not 0.10000000000000001.
+// NULL: out of memory.
+static char *value_text(const json_t *value)
+{
+    enum { LEAST_DIGITS = 15, MOST_DIGITS = 17 };
+    for (size_t digits = LEAST_DIGITS;; digits++) {
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(digits));
+        json_t *read = text ? json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL) : NULL;
+        bool same = read && json_equal(read, value);
+        json_decref(read);
+        if (same || !text || digits == MOST_DIGITS)
+            return text;
+        free(text);
+    }
+}
+
 // Arrays that have each of a few values at most once.
 static int32_t compile_unique(struct nib_schema_compiler *c, const json_t *schema,
                               const struct nib_schema_place *place, int32_t least, int32_t most)
@@ -254,7 +270,7 @@ static int32_t compile_unique(struct nib_schema_compiler *c, const json_t *schem
     } else {
         json_array_foreach(values, i, value)
         {
-            texts[i] = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+            texts[i] = value_text(value);
             c->json.rules->failed |= !texts[i];
         }
         if (!c->json.rules->failed)
@@ -437,7 +453,8 @@ int32_t nib_schema_object(struct nib_schema_compiler *c, const json_t *schema,
 static bool has_type(const json_t *value, const char *type)
 {
     if (strcmp(type, "integer") == 0)
-        return json_is_integer(value);
+        return json_is_integer(value) ||
+               (json_is_real(value) && json_real_value(value) == trunc(json_real_value(value)));
     return (json_is_string(value) && strcmp(type, "string") == 0) ||
            (json_is_number(value) && strcmp(type, "number") == 0) ||
            (json_is_boolean(value) && strcmp(type, "boolean") == 0) ||
@@ -459,6 +476,38 @@ static bool type_allows(const json_t *type, const json_t *value)
     return false;
 }
 
+static int compare_texts(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+// Any of the texts, as a tree: however many there are, few places are open at once. Sorts them.
+static int32_t texts_rule(struct nib_schema_compiler *c, char **texts /* [count] */, size_t count)
+{
+    struct nib_rules *rules = c->json.rules;
+    int32_t start = nib_rules_state(rules), end = nib_schema_end(c);
+    size_t longest = 0;
+    for (size_t i = 0; i < count; i++)
+        longest = strlen(texts[i]) > longest ? strlen(texts[i]) : longest;
+    int32_t *path = malloc((longest + 1) * sizeof *path); // the state behind each byte of the last text
+    if (!path) {
+        rules->failed = true;
+        return start;
+    }
+    qsort(texts, count, sizeof *texts, compare_texts);
+    path[0] = start;
+    for (size_t i = 0; i < count && !rules->failed; i++) {
+        size_t at = 0, size = strlen(texts[i]);
+        while (i > 0 && at < size && texts[i][at] == texts[i - 1][at])
+            at++;
+        for (; at < size; at++)
+            path[at + 1] = nib_rules_literal(rules, path[at], texts[i] + at, 1);
+        nib_rules_skip(rules, path[size], end);
+    }
+    free(path);
+    return start;
+}
+
 // The values that "const" and "enum" leave, as JSON without white space.
 int32_t nib_schema_values(struct nib_schema_compiler *c, const json_t *schema,
                           const struct nib_schema_place *place)
@@ -470,21 +519,25 @@ int32_t nib_schema_values(struct nib_schema_compiler *c, const json_t *schema,
     if (list && !json_is_array(list))
         return nib_schema_fail(c, NIB_ERR_ARGUMENT, place, "enum", "must be an array");
     struct nib_rules *rules = c->json.rules;
-    int32_t start = nib_rules_state(rules), end = nib_schema_end(c);
     size_t count = list ? json_array_size(list) : 1, kept = 0;
+    char **texts = calloc(count + 1, sizeof *texts);
+    rules->failed |= !texts;
     for (size_t i = 0; i < count && !rules->failed; i++) {
         const json_t *value = list ? json_array_get(list, i) : constant;
         if (!type_allows(json_object_get(schema, "type"), value) ||
             (list && constant && !nib_schema_same(value, constant)))
             continue;
-        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-        rules->failed |= !text;
-        if (text)
-            nib_rules_skip(rules, nib_rules_literal(rules, start, text, strlen(text)), end);
-        free(text);
-        kept++;
+        texts[kept] = value_text(value);
+        rules->failed |= !texts[kept];
+        kept += !rules->failed;
     }
-    return kept || rules->failed
-               ? start
-               : nib_schema_fail(c, NIB_ERR_ARGUMENT, place, list ? "enum" : "const", "leaves no value");
+    int32_t rule = 0;
+    if (kept > 0)
+        rule = texts_rule(c, texts, kept);
+    else if (!rules->failed)
+        nib_schema_fail(c, NIB_ERR_ARGUMENT, place, list ? "enum" : "const", "leaves no value");
+    for (size_t i = 0; i < kept; i++)
+        free(texts[i]);
+    free(texts);
+    return rule;
 }

@@ -110,7 +110,10 @@ static void test_patterns(void **state)
     CHECK("{\"pattern\":\"^[à-ü]*$\"}", "\"éü\"", "\"\"", NULL, "\"a\"", "\"ÿ\"");
     CHECK("{\"pattern\":\"^\\\"\\\\\\\\$\"}", "\"\\\"\\\\\"", NULL, "\"\"\"");
     CHECK("{\"pattern\":\"^\\\\w+@\\\\w+\\\\.com$\"}", "\"a_1@b.com\"", NULL, "\"a@bxcom\"", "\"@b.com\"");
-    CHECK("{\"pattern\":\"^.{0,2}$\"}", "\"\"", "\"ab\"", NULL, "\"abc\"", "\"\\n\"");
+    CHECK("{\"pattern\":\"^.{0,2}$\"}", "\"\"", "\"ab\"", NULL, "\"abc\"", "\"\\n\"", "\"\u2028\"");
+    CHECK("{\"pattern\":\"^\\\\S+$\"}", "\"文\"", NULL, "\"文\u3000字\"", "\"\u00a0\"", "\"\u2009\"");
+    CHECK("{\"pattern\":\"^[^\\\\s]+$\"}", "\"文\"", NULL, "\"\u3000\"", "\"\\t\"");
+    CHECK("{\"pattern\":\"^a\\\\sb$\"}", "\"a b\"", "\"a\u3000b\"", "\"a\\tb\"", NULL, "\"ab\"");
 }
 
 static void test_bounds_of_numbers(void **state)
@@ -126,6 +129,15 @@ static void test_bounds_of_numbers(void **state)
     CHECK("{\"type\":\"number\",\"exclusiveMinimum\":0}", "0.1", "1", "123.5", NULL, "0", "0.0", "-1", "0.00");
     CHECK("{\"type\":\"number\",\"maximum\":-1.25}", "-1.25", "-2", "-1.3", NULL, "-1.24", "0", "1", "-1.2");
     CHECK("{\"type\":\"integer\",\"minimum\":7,\"maximum\":7}", "7", NULL, "6", "8", "77");
+    CHECK("{\"type\":\"integer\",\"minimum\":-0.5}", "0", "7", NULL, "-7", "-0", ".5", "/3");
+    CHECK("{\"type\":\"number\",\"minimum\":-0.0,\"maximum\":1}", "0", "0.5", NULL, "-0.5", ".5", "2");
+    CHECK("{\"type\":\"number\",\"maximum\":-0.0}", "0", "-1", NULL, "1", "0.1");
+    // Bounds that 15 digits do not write.
+    CHECK("{\"type\":\"number\",\"minimum\":1e-20}", "0.000000000000001", "1", NULL, "0", "0.0");
+    CHECK("{\"type\":\"number\",\"exclusiveMaximum\":1e-20}", "0", "-1", NULL, "0.000000000000001");
+    CHECK("{\"type\":\"number\",\"minimum\":0.30000000000000004}", "0.300000000000001", NULL, "0.3");
+    CHECK("{\"type\":\"number\",\"maximum\":123456.78901234567}", "123456.789012345669", "123456.789012345", NULL,
+          "123456.7890123457");
 }
 
 static void test_numbers_against_arithmetic(void **state)
@@ -283,11 +295,39 @@ static void test_annotations_change_nothing(void **state)
     CHECK("{\"type\":\"string\",\"format\":\"date-time\"}", "\"2025-01-01T00:00:00Z\"", NULL, "1");
 }
 
+// More values than places that may be open at once.
+static void test_many_values(void **state)
+{
+    (void)state;
+    struct compiled c;
+    char text[16];
+    json_t *values = json_array(), *schema = json_pack("{so}", "enum", values);
+    for (int i = 0; i < 6000; i++) {
+        snprintf(text, sizeof text, "id%d", 10000 + i);
+        assert_int_equal(json_array_append_new(values, json_string(text)), 0);
+    }
+    char *written = json_dumps(schema, 0);
+    assert_non_null(written);
+    compile(&c, written);
+    for (int i = 0; i < 6000; i++) {
+        snprintf(text, sizeof text, "\"id%d\"", 10000 + i);
+        assert_true(accepts(&c, text));
+    }
+    assert_false(accepts(&c, "\"id1000\""));
+    assert_false(accepts(&c, "\"id16000\""));
+    release(&c);
+    free(written);
+    json_decref(schema);
+}
+
 static void test_choices_and_references(void **state)
 {
     (void)state;
     CHECK("{\"enum\":[\"a\",1,null,{\"x\":[1,2]}]}", "\"a\"", "1", "null", "{\"x\":[1,2]}", NULL, "\"b\"", "2");
     CHECK("{\"type\":\"string\",\"enum\":[\"a\",1]}", "\"a\"", NULL, "1");
+    CHECK("{\"enum\":[0.1,12,1,[2.5,0.7],0.30000000000000004]}", "0.1", "1", "12", "[2.5,0.7]",
+          "0.30000000000000004", NULL, "0.10000000000000001", "0.3", "2", "[2.5]");
+    CHECK("{\"type\":\"integer\",\"enum\":[1.0,1.5]}", "1.0", NULL, "1.5");
     CHECK("{\"const\":\"é\\n\"}", "\"é\\n\"", NULL, "\"e\"");
     CHECK("{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"null\"}],\"title\":\"T\",\"default\":null}", "1", "null",
           NULL, "\"1\"");
@@ -319,6 +359,12 @@ static void test_what_is_not_supported_is_named(void **state)
         {"{\"type\":\"integer\",\"multipleOf\":7,\"minimum\":1,\"maximum\":6}",
          {"'multipleOf'", "no number"},
          NIB_ERR_ARGUMENT},
+        {"{\"pattern\":\"a{}\"}", {"repetition", "#"}, NIB_ERR_UNSUPPORTED},
+        {"{\"pattern\":\"a{,3}\"}", {"repetition", "#"}, NIB_ERR_UNSUPPORTED},
+        {"{\"pattern\":\"a{1, 3}\"}", {"repetition", "#"}, NIB_ERR_UNSUPPORTED},
+        {"{\"pattern\":\"[\\\\ud83c-\\\\ud83e][\\\\udc00-\\\\udfff]\"}",
+         {"no character", "#"},
+         NIB_ERR_UNSUPPORTED},
         {"{\"type\":\"array\",\"uniqueItems\":true}", {"'uniqueItems'", "#"}, NIB_ERR_UNSUPPORTED},
         {"{\"uniqueItems\":true,\"items\":{\"enum\":[1,2,3,4,5,6,7,8,9]}}",
          {"'uniqueItems'", "8"},
@@ -516,6 +562,7 @@ int main(void)
         cmocka_unit_test(test_pattern_properties),
         cmocka_unit_test(test_one_of_what_excludes_each_other),
         cmocka_unit_test(test_annotations_change_nothing),
+        cmocka_unit_test(test_many_values),
         cmocka_unit_test(test_choices_and_references),
         cmocka_unit_test(test_what_is_not_supported_is_named),
         cmocka_unit_test(test_hostile_schemas_end),
