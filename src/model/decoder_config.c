@@ -120,24 +120,28 @@ nib_status nib_decoder_read_sigmoid_router(struct nib_decoder *decoder, const st
                                            const struct nib_sigmoid_defaults *absent, struct nib_error *err)
 {
     struct nib_router *router = &decoder->router;
-    double scale;
+    // A null is none of it: no groups, no normalising, no scale.
+    int64_t n_groups = nib_config_is_null(config, "n_group") ? 1 : absent->n_groups;
+    bool normalise = !nib_config_is_null(config, "norm_topk_prob");
+    double scale = nib_config_is_null(config, "routed_scaling_factor") ? 1 : absent->scale;
     nib_status status;
     router->kind = NIB_ROUTER_SIGMOID;
     decoder->corrected = true;
     if ((status = nib_decoder_only(config, "scoring_func", "sigmoid", err)) ||
         (status = nib_decoder_only(config, "topk_method", "noaux_tc", err)) ||
-        (status = nib_config_int_or(config, "n_group", absent->n_groups, 1, NIB_ROUTE_GROUPS, &router->n_groups,
-                                    err)) ||
+        (status = nib_config_int_or(config, "n_group", n_groups, 1, NIB_ROUTE_GROUPS, &router->n_groups, err)) ||
         (status = nib_config_int_or(config, "topk_group", router->n_groups == 1 ? 1 : absent->top_groups, 1,
                                     router->n_groups, &router->top_groups, err)) ||
-        (status = nib_config_bool_or(config, "norm_topk_prob", true, &router->normalise, err)) ||
-        (status = nib_config_real_or(config, "routed_scaling_factor", absent->scale, 0, 1e6, &scale, err)))
+        (status = nib_config_bool_or(config, "norm_topk_prob", normalise, &router->normalise, err)) ||
+        (status = nib_config_real_or(config, "routed_scaling_factor", scale, 0, 1e6, &scale, err)))
         return status;
     router->scale = (float)scale;
     if (router->n_groups == 1)
         return NIB_OK;
     if (router->n_experts % router->n_groups || router->n_experts / router->n_groups < 2)
         return nib_config_refuse(config, "n_group", "groups are equal and have at least two experts", err);
+    if (nib_config_is_null(config, "topk_group"))
+        return nib_config_refuse(config, "topk_group", "how many groups are chosen has to be said", err);
     if (router->top_groups > router->n_groups)
         return nib_config_refuse(config, "topk_group", "there are fewer groups than are chosen without it", err);
     return refuse_unless(router->n_experts / router->n_groups * router->top_groups >= router->top_k, config,

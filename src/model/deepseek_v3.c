@@ -50,11 +50,11 @@ static nib_status read_attention(const struct nib_config *config, struct nib_dec
 
 static nib_status read_layers(const struct nib_config *config, struct nib_decoder *model, struct nib_error *err)
 {
-    int64_t n_dense, n_shared, every;
+    int64_t n_dense, n_shared, every, unstated = nib_config_is_null(config, "n_shared_experts") ? 0 : 1;
     nib_status status;
     if ((status = nib_config_int(config, "intermediate_size", 1, 1 << 24, &model->dense_intermediate, err)) ||
         (status = nib_config_int_or(config, "first_k_dense_replace", 3, 0, 1024, &n_dense, err)) ||
-        (status = nib_config_int_or(config, "n_shared_experts", 1, 0, 1024, &n_shared, err)) ||
+        (status = nib_config_int_or(config, "n_shared_experts", unstated, 0, 1024, &n_shared, err)) ||
         (status = nib_config_int_or(config, "moe_layer_freq", 1, 1, 1024, &every, err)))
         return status;
     if (every != 1)

@@ -1,5 +1,6 @@
 // Qwen3-MoE: grouped-query attention with a norm for each head of q and k; a softmax over all experts chooses.
 #include "base/error.h"
+#include "checkpoint/config.h"
 #include "model/decoder.h"
 
 // Layers are sparse but for those of mlp_only_layers and those between every decoder_sparse_step.
@@ -29,7 +30,7 @@ static nib_status read_options(const struct nib_config *config, struct nib_decod
     if ((status = nib_config_int(config, "intermediate_size", 1, 1 << 24, &model->dense_intermediate, err)) ||
         (status = nib_config_bool_or(config, "norm_topk_prob", false, &model->router.normalise, err)) ||
         (status = nib_config_bool_or(config, "use_sliding_window", false, &windowed, err)) ||
-        (windowed &&
+        (windowed && !nib_config_is_null(config, "sliding_window") &&
          (status = nib_config_int_or(config, "sliding_window", 4096, 1, 1 << 30, &attention->window, err))) ||
         (status = nib_config_rope(config, NULL, 10000, &rope, err)))
         return status;

@@ -60,14 +60,18 @@ static const struct {
     {deepseek, "first_k_dense_replace", "3", "1", false},
     {deepseek, "max_position_embeddings", "4096", "131072", false},
     {deepseek, "n_group", "8", "4", false},
+    {deepseek, "n_group", "1", "8", true},
     {deepseek, "n_shared_experts", "1", "2", false},
+    {deepseek, "n_shared_experts", "0", "1", true},
     {deepseek, "norm_topk_prob", "true", "false", false},
+    {deepseek, "norm_topk_prob", "false", "true", true},
     {deepseek, "q_lora_rank", "1536", "768", false},
     {deepseek, "q_lora_rank", "0", "1536", true},
     {deepseek, "rms_norm_eps", "1e-6", "1e-5", false},
     {deepseek, "rope_interleave", "true", "false", false},
     {deepseek, "rope_theta", "10000", "50000", false},
     {deepseek, "routed_scaling_factor", "2.5", "1", false},
+    {deepseek, "routed_scaling_factor", "1", "2.5", true},
     {deepseek, "tie_word_embeddings", "false", "true", false},
     {deepseek, "topk_group", "4", "3", false},
     {mimo, "add_full_attention_sink_bias", "false", "true", false},
@@ -221,6 +225,7 @@ static void of_two_spellings_one_counts(void **state)
          "{\"rope_parameters\": {\"partial_rotary_factor\": 0.25}, \"rotary_dim\": 64,"
          " \"rope_scaling\": {\"type\": \"default\"}}"},
         {mimo, "{\"partial_rotary_factor\": 0.5}", "{\"rope_scaling\": {\"partial_rotary_factor\": 0.5}}"},
+        {qwen3, "{}", "{\"use_sliding_window\": true, \"sliding_window\": null}"},
         {qwen3, "{}", "{\"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 4}}"},
     };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {

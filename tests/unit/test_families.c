@@ -137,6 +137,7 @@ static void refusals_name_key_and_value(void **state)
         {KIMI_K2, "\"n_group\": 384", "n_group", "384"},
         {KIMI_K2, "\"n_group\": 96, \"topk_group\": 1", "n_group", "96"},
         {KIMI_K2, "\"n_group\": 64, \"topk_group\": 1", "topk_group", "1"},
+        {KIMI_K2, "\"n_group\": 8, \"topk_group\": null", "topk_group", "absent"},
         {KIMI_K2, "\"n_group\": 8, \"topk_group\": 9", "topk_group", "9"},
         {KIMI_K2, "\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 4}", "rope_type", "longrope"},
         {KIMI_K2,
