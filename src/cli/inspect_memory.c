@@ -26,6 +26,7 @@ void inspect_add_plan(const struct nib_memory_plan *plan, json_t *report)
     json_t *memory = json_object(), *groups = json_array();
     uint64_t kept = 0, all = 0;
     json_object_set_new(memory, "weights_bytes", bytes_json(plan->weights_bytes));
+    json_object_set_new(memory, "widened_bytes", bytes_json(plan->widened_bytes));
     json_object_set_new(memory, "cache_bytes", bytes_json(plan->cache_bytes));
     json_object_set_new(memory, "buffer_bytes", bytes_json(plan->buffer_bytes));
     json_object_set_new(memory, "scratch_bytes", bytes_json(plan->scratch_bytes));
@@ -81,8 +82,9 @@ void inspect_print_memory(const json_t *report)
         "\nmemory for a context of %lld, shared by up to %lld sequences: %s of %s available: weights %s (mapped), "
         "KV cache %s, buffers %s, scratch %s\n",
         number(memory, "context"), number(memory, "sequences"), size(memory, "total_bytes").text,
-        size(memory, "available_bytes").text, size(memory, "weights_bytes").text, size(memory, "cache_bytes").text,
-        size(memory, "buffer_bytes").text, size(memory, "scratch_bytes").text);
+        size(memory, "available_bytes").text,
+        size_text((uint64_t)(number(memory, "weights_bytes") + number(memory, "widened_bytes"))).text,
+        size(memory, "cache_bytes").text, size(memory, "buffer_bytes").text, size(memory, "scratch_bytes").text);
     printf("\nKV cache of a sequence that fills the context: %s\n", size(report, "cache_sequence_bytes").text);
     json_array_foreach(groups, i, group) print_group(group);
     long long kept = number(report, "cache_sequence_bytes"), all = number(report, "cache_without_windows_bytes");

@@ -3,6 +3,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "checkpoint/experts.h"
+
 static bool begins_with_any(const char *name, const char *const *prefixes, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -13,10 +15,15 @@ static bool begins_with_any(const char *name, const char *const *prefixes, size_
     return false;
 }
 
-static bool ends_with(const char *name, const char *ending)
+static bool is_scale(const char *name)
 {
-    size_t length = strlen(name), tail = strlen(ending);
-    return length >= tail && strcmp(name + length - tail, ending) == 0;
+    size_t length = strlen(name);
+    for (const char *const *ending = nib_scale_endings; *ending; ending++) {
+        size_t tail = strlen(*ending);
+        if (length >= tail && strcmp(name + length - tail, *ending) == 0)
+            return true;
+    }
+    return false;
 }
 
 nib_status nib_widened_bytes(struct nib_checkpoint *checkpoint, uint64_t *bytes, struct nib_error *err)
@@ -29,7 +36,7 @@ nib_status nib_widened_bytes(struct nib_checkpoint *checkpoint, uint64_t *bytes,
         const struct nib_tensor *tensor = nib_checkpoint_at(checkpoint, i);
         if (tensor->rank < 2)
             continue;
-        bool packed = (tensor->dtype == NIB_U8 || tensor->dtype == NIB_I8) && !ends_with(tensor->name, "scale");
+        bool packed = (tensor->dtype == NIB_U8 || tensor->dtype == NIB_I8) && !is_scale(tensor->name);
         if (tensor->dtype == NIB_F8_E4M3 || tensor->dtype == NIB_F16)
             *bytes += tensor->bytes;
         else if (packed && !begins_with_any(tensor->name, prefixes, count))

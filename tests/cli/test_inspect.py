@@ -87,6 +87,9 @@ class Absent(support.Test):
                 self.assertAlmostEqual(absent["weight_bytes_per_token"], there["weight_bytes_per_token"],
                                        delta=there["weight_bytes_per_token"] / 50)
                 self.assertEqual(absent["cache_groups"], there["cache_groups"])
+                memory = there["memory"]
+                parts = ("weights", "widened", "cache", "buffer", "scratch")
+                self.assertEqual(memory["total_bytes"], sum(memory[part + "_bytes"] for part in parts))
 
     def test_missing_files_are_named(self):
         files = [f"model-{i:05}-of-00006.safetensors" for i in range(1, 7)]

@@ -433,6 +433,8 @@ static void what_widening_adds_is_counted(void **state)
     test_safetensors_add(&file, "model.layers.0.self_attn.q_proj.weight_scale_inv", "F32", "[1, 1]", zeros, 4);
     test_safetensors_add(&file, "model.layers.0.self_attn.o_proj.weight_packed", "U8", "[32, 32]", zeros, 1024);
     test_safetensors_add(&file, "model.layers.0.self_attn.o_proj.weight_scale", "U8", "[32, 2]", zeros, 64);
+    test_safetensors_add(&file, "model.layers.1.self_attn.o_proj.weight", "F8_E4M3", "[32, 64]", zeros, 2048);
+    test_safetensors_add(&file, "model.layers.1.self_attn.o_proj.weight_scale_inv", "U8", "[1, 2]", zeros, 2);
     test_safetensors_add(&file, "model.layers.0.mlp.gate.weight", "F16", "[2, 64]", zeros, 256);
     test_safetensors_add(&file, "model.layers.0.input_layernorm.weight", "F16", "[64]", zeros, 128);
     test_safetensors_add(&file, "model.norm.weight", "BF16", "[64]", zeros, 128);
@@ -452,7 +454,7 @@ static void what_widening_adds_is_counted(void **state)
     uint64_t bytes;
     assert_int_equal(nib_checkpoint_open(path, &checkpoint, &err), NIB_OK);
     assert_int_equal(nib_widened_bytes(checkpoint, &bytes, &err), NIB_OK);
-    assert_int_equal(bytes, 2048 + 3 * 1024 + 256);
+    assert_int_equal(bytes, 2 * 2048 + 3 * 1024 + 256);
     nib_checkpoint_close(checkpoint);
 }
 
