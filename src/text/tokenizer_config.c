@@ -51,7 +51,8 @@ nib_status nib_tokenizer_read_specials(const char *bytes, size_t size, const cha
     *specials = NULL;
     *count = 0;
     json_error_t error;
-    json_t *config = json_loadb(size ? bytes : "", size, 0, &error);
+    // Numbers are of no concern, and that of model_max_length, where none is known, is 10^30 and too big for an integer.
+    json_t *config = json_loadb(size ? bytes : "", size, JSON_DECODE_INT_AS_REAL, &error);
     if (!config)
         return nib_fail(err, NIB_ERR_FORMAT, "%s: line %d: %s", name, error.line, error.text);
     const json_t *tokens = json_object_get(config, "added_tokens_decoder");

@@ -424,9 +424,10 @@ static void kimi_ranks(void **state)
     expect_token(tokenizer, "<|im_end|>", 163586);
     expect_token(tokenizer, "<think>", -1);
     nib_tokenizer_close(tokenizer);
-    write_file(folder, "tokenizer_config.json",
-               "{\"added_tokens_decoder\": {\"258\": {\"content\": \"<|im_end|>\", \"special\": true}, \"300\": "
-               "{\"content\": \"<think>\", \"special\": false}}, \"other\": 1}");
+    write_file(
+        folder, "tokenizer_config.json",
+        "{\"added_tokens_decoder\": {\"258\": {\"content\": \"<|im_end|>\", \"special\": true}, \"300\": "
+        "{\"content\": \"<think>\", \"special\": false}}, \"model_max_length\": 1000000000000000019884624838656}");
     if (nib_tokenizer_open(&tokenizer, folder, NULL, &err))
         fail_msg("%s", err.message);
     assert_int_equal(nib_tokenizer_vocab_size(tokenizer), 512);
