@@ -215,6 +215,37 @@ int32_t nib_json_unique_array(struct nib_json_rules *c, const char *const *value
     return start;
 }
 
+// The character beyond ASCII at the start of valid UTF-8.
+static uint32_t character_at(const char *text)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    int more = p[0] >= 0xf0 ? 3 : p[0] >= 0xe0 ? 2 : 1;
+    uint32_t character = p[0] & (0x3fu >> more);
+    for (int i = 1; i <= more; i++)
+        character = character << 6 | (p[i] & 0x3f);
+    return character;
+}
+
+static int compare_characters(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+// Any character beyond ASCII but those that are taken. Sorts them.
+static void put_other_characters(struct nib_rules *rules, int32_t from, uint32_t *taken /* [count] */,
+                                 size_t count, int32_t to)
+{
+    uint32_t next = 0x80;
+    qsort(taken, count, sizeof *taken, compare_characters);
+    for (size_t i = 0; i < count; i++) {
+        if (taken[i] > next)
+            nib_json_characters(rules, from, next, taken[i] - 1, to);
+        next = taken[i] + 1;
+    }
+    nib_json_characters(rules, from, next, 0x10ffff, to);
+}
+
 // The names that an object's further keys must not have, as a tree of their bytes.
 static void put_other_key(struct nib_json_rules *c, const char *const *names /* [count] */, size_t count,
                           int32_t from, int32_t to)
@@ -225,15 +256,15 @@ static void put_other_key(struct nib_json_rules *c, const char *const *names /* 
     put_character(rules, any, any);
     // Walks the tree level by level: `at[i]` is where name i stands, as long as it goes on.
     int32_t *at = malloc((count + 1) * sizeof *at);
-    if (!at) {
-        rules->failed = true;
-        return;
-    }
-    int32_t root = byte(rules, from, '"');
-    for (size_t i = 0; i < count; i++)
-        at[i] = root;
+    uint32_t *characters = malloc((count + 1) * sizeof *characters); // those beyond ASCII with which names go on
     bool *used = calloc(count + 1, sizeof *used); // names whose state at this level has been given its edges
-    for (size_t level = 0; used && !rules->failed; level++) {
+    rules->failed |= !at || !characters || !used;
+    int32_t wide_any = nib_rules_state(rules); // in front of any character beyond ASCII
+    nib_json_characters(rules, wide_any, 0x80, 0x10ffff, any);
+    int32_t root = byte(rules, from, '"');
+    for (size_t i = 0; i < count && at; i++)
+        at[i] = root;
+    for (size_t level = 0; !rules->failed; level++) {
         bool more = false;
         memset(used, 0, count * sizeof *used);
         for (size_t i = 0; i < count && !rules->failed; i++) {
@@ -241,6 +272,7 @@ static void put_other_key(struct nib_json_rules *c, const char *const *names /* 
                 continue;
             bool taken[256] = {false}, ends = false, inside = false; // a character
             int32_t state = at[i], next[256];
+            size_t wide = 0;
             for (size_t j = i; j < count; j++) {
                 if (at[j] != state || used[j])
                     continue;
@@ -248,6 +280,8 @@ static void put_other_key(struct nib_json_rules *c, const char *const *names /* 
                 unsigned char b = (unsigned char)names[j][level];
                 ends |= b == 0;
                 inside |= (b & 0xc0) == 0x80;
+                if (b >= 0xc0)
+                    characters[wide++] = character_at(names[j] + level);
                 if (b && !taken[b]) {
                     taken[b] = true;
                     next[b] = byte(rules, state, (char)b);
@@ -257,15 +291,19 @@ static void put_other_key(struct nib_json_rules *c, const char *const *names /* 
             }
             if (!ends && !inside && level > 0)
                 nib_rules_bytes(rules, state, '"', '"', to);
-            for (int b = 0x20; b < 0x80 && !inside; b++) // differing in a plain character; others need none
+            if (wide > 0)
+                put_other_characters(rules, state, characters, wide, any);
+            else if (!inside)
+                nib_rules_skip(rules, state, wide_any);
+            for (int b = 0x20; b < 0x80 && !inside; b++) // differing in a plain character; no escape is needed
                 if (b != '"' && b != '\\' && !taken[b])
                     nib_rules_bytes(rules, state, b, b, any);
         }
         if (!more)
             break;
     }
-    rules->failed |= !used;
     free(used);
+    free(characters);
     free(at);
     if (count == 0)
         nib_rules_skip(rules, root, any);

@@ -211,6 +211,8 @@ static nib_status encode_added(struct encoder *encoder, size_t set, struct piece
             strip_left(piece, done, &begin);
         if (token->strip_right)
             strip_right(piece, &end);
+        if (token->strip_left && done >= end) // white space itself, which the token before it has stripped
+            continue;
         if (begin > done)
             status = encode_between(encoder, set, part_of(piece, done, begin));
         if (status == NIB_OK)

@@ -171,6 +171,11 @@ static void test_objects(void **state)
           "\"string\"}}}",
           "{}", "{\"ab\": \"x\"}", "{\"ab\": \"x\", \"a\": 1, \"abc\": 2, \"b\": 3}", "{\"x\": 1}", NULL,
           "{\"ab\": 1}", "{\"x\": \"y\"}", "{\"x\": 1, \"ab\": 2}");
+    CHECK("{\"properties\":{\"名\":{},\"é\":{},\"日本\":{},\"a\":{}},\"additionalProperties\":{\"type\":"
+          "\"integer\"}}",
+          "{\"年\":1}", "{\"ê\":1,\"吏\":2}", "{\"日\":1}", "{\"日月\":1}", "{\"日本語\":1}", "{\"aé\":1}",
+          "{\"🦀\":1}", "{\"é\":null,\"éa\":1}", "{\"名\":null}", NULL, "{\"年\":null}", "{\"é\":null,\"é\":1}",
+          "{\"日本\":1,\"日本\":1}", "{\"\xe5\":1}", "{\"\xed\xa0\x80\":1}");
     CHECK("{\"type\":\"object\",\"properties\":{},\"additionalProperties\":false}", "{}", NULL, "{\"a\": 1}");
     CHECK("{\"type\":\"object\",\"required\":[\"k\"]}", "{\"k\": 1}", "{\"k\": 1, \"l\": 2}", NULL, "{}");
     CHECK("{\"type\":\"object\",\"properties\":{\"q\\\"t\":{\"const\":1}},\"required\":[\"q\\\"t\"]}",

@@ -75,6 +75,10 @@ static void added_tokens_longest_and_stripping(void **state)
     assert_encodes(json, "<a><b", NIB_ENCODE_SPECIAL, 1, (int32_t[]){11});
     assert_encodes(json, "<a><a", NIB_ENCODE_SPECIAL, 2, (int32_t[]){12, 10});
     assert_encodes(json, "ab \xe3\x80\x80<m>\t\n ab<m>", NIB_ENCODE_SPECIAL, 4, (int32_t[]){3, 13, 3, 13});
+    // White space that a token has stripped is no token any more if it strips leftwards itself.
+    assert_encodes("{" GOOD_MODEL PRE ",\"added_tokens\":[{\"id\":10,\"content\":\"<m>\",\"rstrip\":true},"
+                   "{\"id\":11,\"content\":\"\\t\",\"lstrip\":true}]}",
+                   "\tab<m>\tab \tab", NIB_ENCODE_SPECIAL, 6, (int32_t[]){11, 3, 10, 3, 11, 3});
     struct nib_tokenizer *tokenizer = open_json(json);
     assert_true(nib_tokenizer_is_special(tokenizer, 12));
     assert_false(nib_tokenizer_is_special(tokenizer, 10));
