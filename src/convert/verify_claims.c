@@ -380,11 +380,13 @@ static nib_status claim_others(struct nib_verifier *v, bool *gone /* [tensors of
     return status;
 }
 
-// Experts that a dtype map left as they were: the first tensor of the layer is there with its own name and type.
+// Experts that a dtype map left as they were: the first tensor of the layer is there with its own name and type. Packed ones
+// that are stored as the destination stores others are compared like these.
 static bool is_kept(const struct nib_verifier *v, const struct nib_group *group)
 {
     const struct nib_tensor *same = nib_checkpoint_peek(v->destination, group->first->name);
-    return v->form == NIB_FORM_MXFP4 && !group->packed && same && same->dtype == group->first->dtype;
+    bool alike = group->packed && group->fused == v->fused;
+    return v->form == NIB_FORM_MXFP4 && !alike && same && same->dtype == group->first->dtype;
 }
 
 static bool belongs_to(const char *name, const char *prefix)

@@ -408,6 +408,40 @@ static void dense_matrices_are_kept_or_become_bf16(void **state)
     }
 }
 
+// Layer 0 in MXFP4 as Quark has it, layer 1 in bf16, as after a quantization that left layers out.
+static void packed_layers_may_be_kept_beside_fused_ones(void **state)
+{
+    (void)state;
+    static const char *const map[] = {"*.0.mlp.experts=keep"}, *const names[] = {"gate_proj", "up_proj",
+                                                                                 "down_proj"};
+    static const uint8_t codes[1024], scales[64], halves[4096];
+    struct test_safetensors file = {0};
+    const char *source = test_scratch("mixed-source"), *folder = test_fresh("mixed");
+    test_write_text(test_inside(source, "config.json"), "{}");
+    for (int p = 0; p < 3; p++) {
+        char name[100];
+        snprintf(name, sizeof name, "model.layers.0.mlp.experts.0.%s.weight", names[p]);
+        test_safetensors_add(&file, name, "U8", p == 2 ? "[64,16]" : "[32,32]", codes, 1024);
+        snprintf(name, sizeof name, "model.layers.0.mlp.experts.0.%s.weight_scale", names[p]);
+        test_safetensors_add(&file, name, "U8", p == 2 ? "[64,1]" : "[32,2]", scales, 64);
+        snprintf(name, sizeof name, "model.layers.1.mlp.experts.0.%s.weight", names[p]);
+        test_safetensors_add(&file, name, "BF16", p == 2 ? "[64,32]" : "[32,64]", halves, 4096);
+    }
+    test_safetensors_write(&file, test_inside(source, "model.safetensors"));
+    struct nib_convert_options options = encode(NIB_MX_SCALE_EVEN, false);
+    options.fused = true;
+    options.dtype_map = map;
+    options.n_dtype_map = 1;
+    test_convert(source, folder, options);
+    test_proven(source, folder);
+    struct nib_checkpoint *checkpoint;
+    struct nib_error err = {0};
+    assert_int_equal(nib_checkpoint_open(folder, &checkpoint, &err), NIB_OK);
+    assert_non_null(nib_checkpoint_peek(checkpoint, "model.layers.0.mlp.experts.0.up_proj.weight"));
+    assert_non_null(nib_checkpoint_peek(checkpoint, "model.layers.1.mlp.experts.gate_up_proj_blocks"));
+    nib_checkpoint_close(checkpoint);
+}
+
 static void dense_matrices_get_the_names_of_the_experts(void **state)
 {
     (void)state;
@@ -483,6 +517,7 @@ int main(void)
         cmocka_unit_test(search_errs_least),
         cmocka_unit_test(what_is_not_finite_is_refused),
         cmocka_unit_test(dense_matrices_are_kept_or_become_bf16),
+        cmocka_unit_test(packed_layers_may_be_kept_beside_fused_ones),
         cmocka_unit_test(dense_matrices_get_the_names_of_the_experts),
         cmocka_unit_test(a_dtype_map_chooses),
     };
