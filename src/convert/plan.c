@@ -123,6 +123,23 @@ static bool is_kept(const struct nib_plan *plan, const char *name)
     return false;
 }
 
+// Files have one word for the order of gate and up rows: kept stacks of experts must not be read by another's.
+static nib_status check_kept_order(const struct nib_plan *plan, struct nib_error *err)
+{
+    const struct nib_convert_options *options = &plan->options;
+    bool stated = nib_checkpoint_metadata(plan->source->checkpoint, "gate_up_layout") != NULL;
+    for (size_t g = 0; g < plan->source->n_groups; g++) {
+        const struct nib_group *group = &plan->source->groups[g];
+        bool misread = options->fused ? group->interleaved == options->gate_up_concatenated : stated;
+        if (group->fused && misread && is_kept(plan, group->first->name))
+            return nib_fail(
+                err, NIB_ERR_UNSUPPORTED,
+                "%s: %s has %s gate and up rows, which the result would not say of experts that are kept",
+                group->first->file, group->first->name, group->interleaved ? "interleaved" : "concatenated");
+    }
+    return NIB_OK;
+}
+
 static nib_status note_unmatched(struct nib_plan *plan, const char *name, struct nib_error *err)
 {
     for (size_t g = 0; g < plan->source->n_groups; g++) {
@@ -435,6 +452,8 @@ nib_status nib_plan_make(const struct nib_source *source, const struct nib_conve
     if (!fates)
         return nib_fail_memory(err, source->checkpoint->count, "a plan");
     nib_status status = make_metadata(plan, err);
+    if (status == NIB_OK)
+        status = check_kept_order(plan, err);
     if (status == NIB_OK)
         status = decide(plan, fates, err);
     if (status == NIB_OK)

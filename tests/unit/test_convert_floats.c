@@ -504,6 +504,14 @@ static void a_dtype_map_chooses(void **state)
     assert_int_equal(q->dtype, NIB_U8);
     assert_non_null(nib_checkpoint_peek(checkpoint, "model.layers.0.self_attn.q_proj.weight_scale"));
     nib_checkpoint_close(checkpoint);
+    // The kept layer's rows alternate, which files that say "concatenated" would hide.
+    options.fused = options.gate_up_concatenated = true;
+    assert_int_equal(nib_convert(source, test_fresh("map"), &options, NULL, &err), NIB_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "interleaved"));
+    options.gate_up_concatenated = false;
+    folder = test_fresh("map");
+    test_convert(source, folder, options);
+    test_proven(source, folder);
     free(values);
 }
 
