@@ -54,6 +54,9 @@ int32_t nib_schema_object(struct nib_schema_compiler *c, const json_t *schema,
 int32_t nib_schema_values(struct nib_schema_compiler *c, const json_t *schema,
                           const struct nib_schema_place *place);
 
+// Whether a value is of the type, or of one of the types; NULL: any.
+bool nib_schema_type_allows(const json_t *type, const json_t *value);
+
 // The values that a schema of "enum", "const" or booleans leaves, as they are listed, a new array; NULL when there may be
 // others.
 json_t *nib_schema_list_values(const json_t *root, const json_t *schema);

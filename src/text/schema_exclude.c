@@ -21,12 +21,19 @@ json_t *nib_schema_list_values(const json_t *root, const json_t *schema)
 {
     schema = follow(root, schema);
     const json_t *constant = json_object_get(schema, "const"), *list = json_object_get(schema, "enum");
-    const char *type = json_string_value(json_object_get(schema, "type"));
-    json_t *values = json_array();
-    if (constant) {
-        json_array_append(values, (json_t *)constant);
-    } else if (json_is_array(list)) {
-        json_array_extend(values, (json_t *)list);
+    const json_t *types = json_object_get(schema, "type");
+    const char *type = json_string_value(types);
+    json_t *values = json_array(), *value;
+    size_t i;
+    if (json_is_array(list)) {
+        json_array_foreach((json_t *)list, i, value)
+        {
+            if (nib_schema_type_allows(types, value) && (!constant || nib_schema_same(value, constant)))
+                json_array_append(values, value);
+        }
+    } else if (constant) {
+        if (nib_schema_type_allows(types, constant))
+            json_array_append(values, (json_t *)constant);
     } else if (type && strcmp(type, "boolean") == 0) {
         json_array_append_new(values, json_true());
         json_array_append_new(values, json_false());

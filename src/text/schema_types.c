@@ -262,6 +262,9 @@ static int32_t compile_unique(struct nib_schema_compiler *c, const json_t *schem
     size_t count = json_array_size(values), i;
     char *texts[MAX_UNIQUE] = {0};
     int32_t rule = 0;
+    struct nib_schema_place inner = nib_schema_below(place, "items");
+    if (values)
+        nib_schema_rule(c, items, &inner); // refuses what else the items have
     if (!values || count > MAX_UNIQUE || json_object_get(schema, "prefixItems")) {
         nib_schema_fail(c, NIB_ERR_UNSUPPORTED, place, "uniqueItems",
                         "is only supported for items of at most 8 values, from enum or const");
@@ -463,7 +466,7 @@ static bool has_type(const json_t *value, const char *type)
            (json_is_array(value) && strcmp(type, "array") == 0);
 }
 
-static bool type_allows(const json_t *type, const json_t *value)
+bool nib_schema_type_allows(const json_t *type, const json_t *value)
 {
     const json_t *item;
     size_t i;
@@ -513,26 +516,23 @@ int32_t nib_schema_values(struct nib_schema_compiler *c, const json_t *schema,
                           const struct nib_schema_place *place)
 {
     static const char *const allowed[] = {"type", "enum", "const", NULL};
-    const json_t *constant = json_object_get(schema, "const"), *list = json_object_get(schema, "enum");
+    const json_t *list = json_object_get(schema, "enum");
     if (!nib_schema_only(c, schema, place, allowed))
         return 0;
     if (list && !json_is_array(list))
         return nib_schema_fail(c, NIB_ERR_ARGUMENT, place, "enum", "must be an array");
     struct nib_rules *rules = c->json.rules;
-    size_t count = list ? json_array_size(list) : 1, kept = 0;
+    json_t *values = nib_schema_list_values(c->root, schema);
+    size_t count = json_array_size(values), kept = 0;
     char **texts = calloc(count + 1, sizeof *texts);
-    rules->failed |= !texts;
-    for (size_t i = 0; i < count && !rules->failed; i++) {
-        const json_t *value = list ? json_array_get(list, i) : constant;
-        if (!type_allows(json_object_get(schema, "type"), value) ||
-            (list && constant && !nib_schema_same(value, constant)))
-            continue;
-        texts[kept] = value_text(value);
+    rules->failed |= !values || !texts;
+    for (; kept < count && !rules->failed; kept++) {
+        texts[kept] = value_text(json_array_get(values, kept));
         rules->failed |= !texts[kept];
-        kept += !rules->failed;
     }
+    json_decref(values);
     int32_t rule = 0;
-    if (kept > 0)
+    if (kept > 0 && !rules->failed)
         rule = texts_rule(c, texts, kept);
     else if (!rules->failed)
         nib_schema_fail(c, NIB_ERR_ARGUMENT, place, list ? "enum" : "const", "leaves no value");

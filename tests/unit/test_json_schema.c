@@ -205,6 +205,8 @@ static void test_tuples_and_sets(void **state)
           "[\"a\",\"a\"]", "[1,\"b\",1]", "[\"a\",]", "[2]");
     CHECK("{\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true,\"minItems\":1,\"maxItems\":9}", "[true]",
           "[false,true]", NULL, "[]", "[true,true]", "[true,false,true]");
+    CHECK("{\"items\":{\"type\":\"string\",\"enum\":[\"a\",1]},\"uniqueItems\":true}", "[\"a\"]", NULL, "[1]",
+          "[\"a\",1]");
     CHECK("{\"uniqueItems\":true,\"maxItems\":1,\"items\":{\"type\":\"string\"}}", "[]", "[\"x\"]", NULL,
           "[\"x\",\"y\"]");
     CHECK("{\"uniqueItems\":true,\"minItems\":2,\"items\":{\"$ref\":\"#/$defs/"
@@ -373,6 +375,9 @@ static void test_what_is_not_supported_is_named(void **state)
         {"{\"type\":\"array\",\"uniqueItems\":true}", {"'uniqueItems'", "#"}, NIB_ERR_UNSUPPORTED},
         {"{\"uniqueItems\":true,\"items\":{\"enum\":[1,2,3,4,5,6,7,8,9]}}",
          {"'uniqueItems'", "8"},
+         NIB_ERR_UNSUPPORTED},
+        {"{\"uniqueItems\":true,\"items\":{\"enum\":[1,5],\"minimum\":3}}",
+         {"'minimum'", "#/items"},
          NIB_ERR_UNSUPPORTED},
         {"{\"uniqueItems\":true,\"minItems\":3,\"items\":{\"enum\":[1,2,2]}}",
          {"'minItems'", "#"},
