@@ -331,6 +331,22 @@ static void check_files(struct nib_verifier *v, const char *from, const char *to
         closedir(dir);
 }
 
+// Loaders that read every file of weights in a folder would find more than the checkpoint.
+static void check_strays(struct nib_verifier *v, const char *folder)
+{
+    DIR *dir = opendir(folder);
+    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
+        const char *ending = strrchr(entry->d_name, '.');
+        bool stray = entry->d_name[0] != '.' && ending && strcmp(ending, ".safetensors") == 0;
+        for (size_t f = 0; stray && f < nib_checkpoint_file_count(v->destination); f++)
+            stray = strcmp(entry->d_name, nib_path_base(nib_checkpoint_file(v->destination, f))) != 0;
+        if (stray)
+            nib_verify_problem(v, "%s/%s: is no part of the checkpoint", folder, entry->d_name);
+    }
+    if (dir)
+        closedir(dir);
+}
+
 nib_status nib_verify_side(struct nib_verifier *v, struct nib_error *err)
 {
     (void)err;
@@ -339,6 +355,7 @@ nib_status nib_verify_side(struct nib_verifier *v, struct nib_error *err)
     check_metadata(v);
     check_config(v);
     check_index(v);
+    check_strays(v, destination);
     if (!is_file(source)) {
         check_files(v, source, destination, true);
         check_files(v, destination, source, false);

@@ -351,6 +351,10 @@ static void files_too_many_or_too_few_are_found(void **state)
     test_write_text(test_inside(folder, "merges.txt"), "a b");
     assert_int_equal(test_problems(from, folder, text, sizeof text), 1);
     unlink(test_inside(folder, "merges.txt"));
+    test_write_text(test_inside(folder, "model.safetensors"), "a");
+    assert_int_equal(test_problems(from, folder, text, sizeof text), 1);
+    assert_non_null(strstr(text, "no part of the checkpoint"));
+    unlink(test_inside(folder, "model.safetensors"));
     test_write_text(test_inside(folder, "merges.txt.part"), "a");
     assert_int_equal(test_problems(from, folder, text, sizeof text), 1);
     assert_non_null(strstr(text, "left over"));
