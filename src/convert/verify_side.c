@@ -213,8 +213,8 @@ static bool lists_plain_matrices(const struct nib_verifier *v, const json_t *lis
 static json_t *quantization_home(json_t *config)
 {
     json_t *text = json_object_get(config, "text_config");
-    bool nested = json_object_get(text, "quantization_config") && !json_object_get(config, "quantization_config");
-    return nested ? text : config;
+    bool nested = json_object_get(text, "quantization_config") || json_object_get(text, "expert_dtype");
+    return nested && !json_object_get(config, "quantization_config") ? text : config;
 }
 
 // In DeepSeek's layout experts are I8, so that E4M3 is a matrix outside them.

@@ -392,6 +392,9 @@ static void dense_matrices_are_kept_or_become_bf16(void **state)
     options = (struct nib_convert_options){.form = NIB_FORM_PER_EXPERT, .names = NIB_NAMES_COMPRESSED_TENSORS};
     assert_int_equal(nib_convert(source, test_fresh("dense"), &options, NULL, &err), NIB_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.message, "beside per-expert"));
+    test_write_text(
+        test_inside(source, "config.json"),
+        "{\"hidden_act\": \"silu\", \"text_config\": {\"quantization_config\": {\"quant_method\": \"fp8\"}}}");
     for (int names = 0; names < NIB_NAMES_COUNT; names++) {
         const char *folder = test_fresh("dense");
         options.names = (enum nib_expert_names)names;
