@@ -34,10 +34,10 @@ struct nib_cache_group {
 
 // What an engine will occupy, known before anything is allocated.
 struct nib_memory_plan {
-    uint64_t narrowed_bytes;  // 8-bit copies of dense matrices, with dense_int8
-    uint64_t widened_bytes;   // what dense matrices in FP8, MXFP4 or fp16 grow by on a device that keeps them wider
-    uint64_t weights_bytes;   // mapped from the checkpoint; the system may drop and re-read them
-    uint64_t cache_bytes;     // the KV pool
+    uint64_t narrowed_bytes; // 8-bit copies of dense matrices, with dense_int8
+    uint64_t widened_bytes;  // what dense matrices in FP8, MXFP4 or fp16 grow by on a device that keeps them wider
+    uint64_t weights_bytes;  // mapped from the checkpoint; the system may drop and re-read them
+    uint64_t cache_bytes;    // the KV pool
     uint64_t cache_row_bytes; // of a token that every full-attention layer keeps
     uint64_t buffer_bytes;    // activations and logits
     uint64_t scratch_bytes;   // the device's own

@@ -25,8 +25,8 @@ void print_memory_plan(const struct nib_memory_plan *plan)
             "memory: %s of %s available: weights %s (mapped), KV cache %s (%lld tokens), buffers %s, scratch %s\n",
             size_text(plan->total_bytes).text, size_text(plan->available_bytes).text,
             size_text(plan->weights_bytes + plan->widened_bytes).text, size_text(plan->cache_bytes).text,
-            (long long)plan->cache_tokens,
-            size_text(plan->buffer_bytes).text, size_text(plan->scratch_bytes).text);
+            (long long)plan->cache_tokens, size_text(plan->buffer_bytes).text,
+            size_text(plan->scratch_bytes).text);
 }
 
 // What opening an engine tells on the way.

@@ -154,9 +154,8 @@ static nib_status plan_memory(struct nib_engine *engine, const struct nib_engine
             "%s needs %.2f GiB (weights %.2f, cache %.2f for %lld tokens, buffers %.2f, scratch %.2f) but "
             "%.2f GiB are available; a smaller context or --force helps",
             nib_checkpoint_path(engine->checkpoint), gib(plan->total_bytes),
-            gib(plan->weights_bytes + plan->widened_bytes),
-            gib(plan->cache_bytes), (long long)plan->cache_tokens, gib(plan->buffer_bytes),
-            gib(plan->scratch_bytes), gib(plan->available_bytes));
+            gib(plan->weights_bytes + plan->widened_bytes), gib(plan->cache_bytes), (long long)plan->cache_tokens,
+            gib(plan->buffer_bytes), gib(plan->scratch_bytes), gib(plan->available_bytes));
     return NIB_OK;
 }
 
@@ -208,8 +207,7 @@ static nib_status prepare(struct nib_engine *engine, const char *path, const str
     if (!config)
         return nib_fail(err, NIB_ERR_NOT_FOUND, "%s: a model is a folder with config.json beside its tensors",
                         path);
-    if (engine->ops->widens &&
-        (status = nib_widened_bytes(engine->checkpoint, &engine->plan.widened_bytes, err)))
+    if (engine->ops->widens && (status = nib_widened_bytes(engine->checkpoint, &engine->plan.widened_bytes, err)))
         return status;
     return prepare_model(engine, config, nib_checkpoint_bytes(engine->checkpoint), options, err);
 }
