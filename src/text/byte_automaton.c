@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "text/writer.h"
 
-#define MAX_DEPTH 200    // calls within calls: how deep a text may nest
-#define MAX_CLOSURE 4000 // threads looked at between two bytes
+#define MAX_DEPTH 200     // calls within calls: how deep a text may nest
+#define MAX_CLOSURE 16384 // threads looked at between two bytes; the ways of all others are closed
 
 // ---- building ----
 
@@ -202,13 +202,62 @@ static int32_t intern_config(struct nib_automaton *a, const struct nib_thread *t
 
 // ---- closures ----
 
+static void begin_closure(struct nib_automaton *a)
+{
+    a->n_open = 0;
+    if (++a->closure == 0) { // slots of 2^32 closures ago would look like its own
+        memset(a->open_table, 0, a->open_table_size * sizeof *a->open_table);
+        a->closure = 1;
+    }
+}
+
+// The slot of a thread, or the free one where it belongs.
+static struct nib_open_slot *find_open(const struct nib_automaton *a, int32_t state, int32_t frame)
+{
+    size_t at = hash_frame(state, frame) & (a->open_table_size - 1);
+    for (;; at = (at + 1) & (a->open_table_size - 1)) {
+        struct nib_open_slot *slot = &a->open_table[at];
+        if (slot->closure != a->closure)
+            return slot;
+        if (a->open[slot->index].state == state && a->open[slot->index].frame == frame)
+            return slot;
+    }
+}
+
+// Room for one more open thread, in the list and in a table that is at most half full.
+static bool prepare_open(struct nib_automaton *a)
+{
+    if (!grow_list(a, &a->open, &a->open_capacity, a->n_open, sizeof *a->open))
+        return false;
+    if (2 * (a->n_open + 1) <= a->open_table_size)
+        return true;
+    size_t larger = a->open_table_size ? a->open_table_size * 2 : 64;
+    struct nib_open_slot *fresh = calloc(larger, sizeof *fresh);
+    if (!fresh) {
+        a->failed = true;
+        return false;
+    }
+    free(a->open_table);
+    a->open_table = fresh;
+    a->open_table_size = larger;
+    for (size_t i = 0; i < a->n_open; i++)
+        *find_open(a, a->open[i].state, a->open[i].frame) = (struct nib_open_slot){a->closure, (int32_t)i};
+    return true;
+}
+
 static void open_thread(struct nib_automaton *a, int32_t state, int32_t frame)
 {
-    for (size_t i = 0; i < a->n_open; i++)
-        if (a->open[i].state == state && a->open[i].frame == frame)
-            return;
-    if (a->n_open < MAX_CLOSURE && grow_list(a, &a->open, &a->open_capacity, a->n_open, sizeof *a->open))
-        a->open[a->n_open++] = (struct nib_thread){state, frame};
+    if (!prepare_open(a))
+        return;
+    struct nib_open_slot *slot = find_open(a, state, frame);
+    if (slot->closure == a->closure)
+        return;
+    if (a->n_open == MAX_CLOSURE) {
+        a->cut = true;
+        return;
+    }
+    *slot = (struct nib_open_slot){a->closure, (int32_t)a->n_open};
+    a->open[a->n_open++] = (struct nib_thread){state, frame};
 }
 
 static int compare_threads(const void *left, const void *right)
@@ -254,7 +303,7 @@ static int32_t close_threads(struct nib_automaton *a)
 
 int32_t nib_automaton_at(struct nib_automaton *a, int32_t state, int32_t frame)
 {
-    a->n_open = 0;
+    begin_closure(a);
     open_thread(a, state, frame);
     return close_threads(a);
 }
@@ -262,7 +311,7 @@ int32_t nib_automaton_at(struct nib_automaton *a, int32_t state, int32_t frame)
 static int32_t find_next(struct nib_automaton *a, int32_t config, uint8_t byte)
 {
     const struct nib_rules *rules = a->rules;
-    a->n_open = 0;
+    begin_closure(a);
     for (int32_t t = 0; t < a->configs[config]->n_threads; t++) {
         struct nib_thread thread = a->configs[config]->threads[t];
         for (int32_t e = rules->states[thread.state].edges; e >= 0; e = rules->edges[e].next)
@@ -285,6 +334,8 @@ nib_status nib_automaton_init(struct nib_automaton *automaton, const struct nib_
 {
     *automaton = (struct nib_automaton){.rules = rules};
     automaton->first = nib_automaton_at(automaton, rule, -1);
+    if (automaton->cut)
+        return nib_fail(err, NIB_ERR_UNSUPPORTED, "a text may begin in more than %d ways", MAX_CLOSURE);
     return automaton->failed ? nib_fail_memory(err, 0, "an automaton") : NIB_OK;
 }
 
@@ -299,5 +350,6 @@ void nib_automaton_free(struct nib_automaton *automaton)
     free(automaton->config_table);
     free(automaton->frame_table);
     free(automaton->open);
+    free(automaton->open_table);
     *automaton = (struct nib_automaton){0};
 }

@@ -69,6 +69,11 @@ struct nib_frame {
     int32_t state, parent, depth;
 };
 
+struct nib_open_slot {
+    uint32_t closure; // that it belongs to; another: free
+    int32_t index;    // in `open`
+};
+
 struct nib_automaton {
     const struct nib_rules *rules; // borrowed
     int32_t first;                 // configuration at the start; -1 when out of memory
@@ -79,9 +84,14 @@ struct nib_automaton {
     size_t config_table_size, frame_table_size;
     struct nib_thread *open; // scratch of closures
     size_t n_open, open_capacity;
-    bool failed; // memory
+    struct nib_open_slot *open_table; // where in `open` a thread is
+    size_t open_table_size;
+    uint32_t closure; // the one at work
+    bool cut;         // one had more threads than are looked at
+    bool failed;      // memory
 };
 
+// NIB_ERR_UNSUPPORTED where a text may begin in too many ways.
 nib_status nib_automaton_init(struct nib_automaton *automaton, const struct nib_rules *rules, int32_t rule,
                               struct nib_error *err);
 void nib_automaton_free(struct nib_automaton *automaton);

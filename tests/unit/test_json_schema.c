@@ -327,6 +327,45 @@ static void test_many_values(void **state)
     json_decref(schema);
 }
 
+// A schema of `n` alternatives, each an object with a property of its own.
+static json_t *alternatives(int n)
+{
+    json_t *all = json_array();
+    for (int i = 0; i < n; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "p%d", i);
+        json_array_append_new(all, json_pack("{s:s, s:{s:{s:s}}, s:[s], s:b}", "type", "object", "properties",
+                                             name, "type", "null", "required", name, "additionalProperties", 0));
+    }
+    return json_pack("{s:o}", "anyOf", all);
+}
+
+static void test_many_alternatives(void **state)
+{
+    (void)state;
+    json_t *schema = alternatives(3000);
+    char *text = json_dumps(schema, 0);
+    struct compiled c;
+    compile(&c, text);
+    assert_true(accepts(&c, "{\"p0\":null}"));
+    assert_true(accepts(&c, "{\"p2999\":null}"));
+    assert_false(accepts(&c, "{\"p3000\":null}"));
+    release(&c);
+    free(text);
+    json_decref(schema);
+    // Too many are refused rather than forgotten.
+    int32_t rule;
+    struct nib_error err = {0};
+    schema = alternatives(9000);
+    memset(&c, 0, sizeof c);
+    nib_status status = nib_json_schema_compile(schema, &c.rules, &rule, &err);
+    if (!status)
+        status = nib_automaton_init(&c.automaton, &c.rules, rule, &err);
+    assert_int_equal(status, NIB_ERR_UNSUPPORTED);
+    release(&c);
+    json_decref(schema);
+}
+
 static void test_choices_and_references(void **state)
 {
     (void)state;
@@ -573,6 +612,7 @@ int main(void)
         cmocka_unit_test(test_one_of_what_excludes_each_other),
         cmocka_unit_test(test_annotations_change_nothing),
         cmocka_unit_test(test_many_values),
+        cmocka_unit_test(test_many_alternatives),
         cmocka_unit_test(test_choices_and_references),
         cmocka_unit_test(test_what_is_not_supported_is_named),
         cmocka_unit_test(test_hostile_schemas_end),
