@@ -84,9 +84,8 @@ struct nib_moe_args {
     unsigned *grid_barrier;
 
     int stages, stage_bytes, partial_slots;
-    int tile_weight,
-        weight_step;         // a tile's, of one or two routes; so much more for three or four, and again above
-    unsigned blocks_inverse; // (2^32 - 1) / blocks of the grid
+    int tile_weight, weight_step;       // of one or two routes; so much more for three or four, and again for more
+    unsigned blocks_inverse;            // (2^32 - 1) / blocks of the grid
     int partial_offset, routing_offset; // in shared memory, behind the ring
 };
 
