@@ -18,10 +18,11 @@
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
 
-static const char *const tier_names[NIB_CPU_TIER_COUNT] = {"ref", "avx2", "avx512", "avx512bf16", "amx"};
+static const char *const tier_names[NIB_CPU_TIER_COUNT] = {"ref",        "avx2",       "avx512",
+                                                           "avx512vnni", "avx512bf16", "amx"};
 
 static pthread_once_t detected = PTHREAD_ONCE_INIT;
-static enum nib_cpu_tier highest;
+static enum nib_cpu_tier highest, best;
 
 static bool bits(uint32_t word, uint32_t wanted)
 {
@@ -46,9 +47,11 @@ static enum nib_cpu_tier detect(void)
     const uint32_t avx512_b = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
     if (!bits(xcr0, XCR0_AVX512) || !bits(b, avx512_b) || !bits(c, bit_AVX512VBMI))
         return NIB_CPU_AVX2;
+    if (!bits(c, 1u << 11 /* AVX512_VNNI */))
+        return NIB_CPU_AVX512;
     uint32_t a1, b1, c1, d1;
     if (!__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) || !bits(a1, 1u << 5 /* AVX512_BF16 */))
-        return NIB_CPU_AVX512;
+        return NIB_CPU_AVX512VNNI;
     if (!bits(xcr0, XCR0_AMX) || !bits(d, 1u << 24 | 1u << 22 /* AMX-TILE, AMX-BF16 */))
         return NIB_CPU_AVX512BF16;
     if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) != 0)
@@ -56,9 +59,17 @@ static enum nib_cpu_tier detect(void)
     return NIB_CPU_AMX;
 }
 
+static bool made_by_intel(void)
+{
+    uint32_t a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && c == signature_INTEL_ecx &&
+           d == signature_INTEL_edx;
+}
+
 static void detect_once(void)
 {
     highest = detect();
+    best = highest == NIB_CPU_AVX512BF16 && made_by_intel() ? NIB_CPU_AVX512VNNI : highest;
 }
 
 const char *nib_cpu_tier_name(enum nib_cpu_tier tier)
@@ -75,7 +86,7 @@ bool nib_cpu_has(enum nib_cpu_tier tier)
 nib_status nib_cpu_pick_tier(enum nib_cpu_tier *tier, struct nib_error *err)
 {
     pthread_once(&detected, detect_once);
-    *tier = highest;
+    *tier = best;
     const char *wanted = getenv("NIBBLE_CPU");
     if (!wanted || !*wanted)
         return NIB_OK;
@@ -88,5 +99,6 @@ nib_status nib_cpu_pick_tier(enum nib_cpu_tier *tier, struct nib_error *err)
         *tier = (enum nib_cpu_tier)i;
         return NIB_OK;
     }
-    return nib_fail(err, NIB_ERR_ARGUMENT, "NIBBLE_CPU=%s: not one of ref, avx2, avx512, avx512bf16, amx", wanted);
+    return nib_fail(err, NIB_ERR_ARGUMENT,
+                    "NIBBLE_CPU=%s: not one of ref, avx2, avx512, avx512vnni, avx512bf16, amx", wanted);
 }

@@ -11,6 +11,7 @@ enum nib_cpu_tier {
     NIB_CPU_REF,        // any x86-64
     NIB_CPU_AVX2,       // AVX2, FMA, F16C, BMI2
     NIB_CPU_AVX512,     // AVX-512 F, BW, DQ, VL, VBMI
+    NIB_CPU_AVX512VNNI, // and AVX-512 VNNI
     NIB_CPU_AVX512BF16, // and AVX-512 BF16
     NIB_CPU_AMX,        // and AMX tiles with BF16
     NIB_CPU_TIER_COUNT
@@ -22,7 +23,9 @@ const char *nib_cpu_tier_name(enum nib_cpu_tier tier);
 // use tile registers.
 bool nib_cpu_has(enum nib_cpu_tier tier);
 
-// The tier to use: the highest there is, or the one that the environment variable NIBBLE_CPU names.
+// The tier to use: the one that the environment variable NIBBLE_CPU names, or else the best there is. That is the highest,
+// but NIB_CPU_AVX512VNNI where bf16 products would be the slower ones: on Intel's CPUs (one for every two cycles; measured
+// on a Xeon of 2023) while AMX may not be used.
 // NIB_ERR_ARGUMENT for a name that is no tier, NIB_ERR_UNSUPPORTED for a tier that cannot run here.
 nib_status nib_cpu_pick_tier(enum nib_cpu_tier *tier, struct nib_error *err);
 

@@ -20,7 +20,7 @@
 #define MAX_FILES 256
 #define RANDOM_EXPERTS 8 // of a random layer: more change nothing but the time
 
-static const char *const kernel_names[] = {"ref", "avx2", "avx512", "avx512bf16", "amx"};
+static const char *const kernel_names[] = {"ref", "avx2", "avx512", "avx512vnni", "avx512bf16", "amx"};
 #define N_KERNELS (sizeof kernel_names / sizeof *kernel_names)
 
 struct parity {
@@ -376,7 +376,7 @@ static int parity_moe(int argc, char **argv)
         {"--variant", NIB_OPTION_CHOICE, &variant,
          "all|gptoss|glm|dsv41|muse|kimi|mimo|mimo-pro|minimax-m3|kimi-k3",
          "random layers of this shape against ref (default: all, unless files are given)", 0, 0},
-        {"--tier", NIB_OPTION_CHOICE, &p.tier, "ref|avx2|avx512|avx512bf16|amx",
+        {"--tier", NIB_OPTION_CHOICE, &p.tier, "ref|avx2|avx512|avx512vnni|avx512bf16|amx",
          "only this kernel (default: all that run here)", 0, 0},
         {"--device", NIB_OPTION_CHOICE, &p.device, "cpu|cuda", "where the kernel runs", 0, 0},
         {"--threads", NIB_OPTION_INT, &p.threads, "N", "threads", 1, 1024},

@@ -45,6 +45,7 @@ const struct nib_cpu_kernels *nib_cpu_kernels_for(enum nib_cpu_tier tier)
     case NIB_CPU_AVX2:
         return &avx2;
     case NIB_CPU_AVX512:
+    case NIB_CPU_AVX512VNNI:
         return &avx512;
     case NIB_CPU_AVX512BF16:
     case NIB_CPU_AMX:

@@ -81,7 +81,7 @@ struct nib_cpu_kernels {
     void (*attend_block)(const struct nib_attend_block *block);
 };
 
-// The kernels for a tier (AMX adds none here), or NULL for NIB_CPU_REF.
+// The kernels for a tier (VNNI and AMX add none here), or NULL for NIB_CPU_REF.
 const struct nib_cpu_kernels *nib_cpu_kernels_for(enum nib_cpu_tier tier);
 
 void nib_round_bf16_any(const float *x /* [n] */, int64_t n, uint16_t *rounded /* [n] */);

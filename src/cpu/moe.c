@@ -7,8 +7,8 @@
 #include "ops/moe_ref.h"
 
 // Best first.
-static const struct nib_moe_tier *const tiers[] = {&nib_moe_amx, &nib_moe_avx512bf16, &nib_moe_avx512,
-                                                   &nib_moe_avx2};
+static const struct nib_moe_tier *const tiers[] = {&nib_moe_amx, &nib_moe_avx512bf16, &nib_moe_avx512vnni,
+                                                   &nib_moe_avx512, &nib_moe_avx2};
 #define N_TIERS (sizeof tiers / sizeof *tiers)
 
 struct choice {
@@ -37,11 +37,11 @@ static nib_status pick_by_name(const char *name, bool exact, struct choice *choi
 
 static nib_status pick_best(bool exact, struct choice *choice, struct nib_error *err)
 {
-    enum nib_cpu_tier highest;
-    nib_status status = nib_cpu_pick_tier(&highest, err);
+    enum nib_cpu_tier best;
+    nib_status status = nib_cpu_pick_tier(&best, err);
     *choice = (struct choice){&nib_moe_ref, "no faster kernel runs on this CPU, or NIBBLE_CPU=ref"};
     for (size_t i = 0; !status && i < N_TIERS; i++) {
-        if (tiers[i]->tier > highest || (exact && !tiers[i]->kernel.takes_f32))
+        if (tiers[i]->tier > best || (exact && !tiers[i]->kernel.takes_f32))
             continue;
         *choice =
             (struct choice){&tiers[i]->kernel, exact ? "the best with fp32 activations" : "the best for this CPU"};

@@ -18,23 +18,6 @@
 
 #define FOLD_FROM 5 // activation rows in one multiply
 
-// Where a chunk of some rows begins. They lie in one half of their block and so equally far apart.
-struct rows {
-    const uint8_t *packed, *scales;
-    uintptr_t packed_stride, scales_stride;
-    uintptr_t far, near; // the rows of the block ahead, and those that are multiplied next
-};
-
-INLINE void next_chunk(struct rows *from)
-{
-    from->packed += CHUNK_BYTES;
-    from->scales += CHUNK_SCALES;
-    from->far += CHUNK_BYTES;
-    from->near += CHUNK_BYTES;
-    // Or the compiler keeps an address for each row, more than there are registers.
-    __asm__("" : "+r"(from->packed_stride), "+r"(from->scales_stride));
-}
-
 // One chunk. With `hint` the same rows of the block ahead are brought into L2, and from there the rows that come next on to
 // L1: a few at a time between the planes, for hints that come all at once do less.
 INLINE void multiply_chunk(const struct rows *from, int rows, int64_t partial, bool hint, const uint16_t *const *x,
@@ -84,20 +67,6 @@ INLINE void multiply_chunk(const struct rows *from, int rows, int64_t partial, b
             *s = fold ? _mm512_add_ps(d, *s) : _mm512_fmadd_ps(d, scale_floats(scales[i]), *s);
         }
     }
-}
-
-static struct rows tile_rows(const struct panel *panel, int first, int rows)
-{
-    const struct nib_moe_block *block = panel->block;
-    struct rows from = {.packed = panel_row(panel, first),
-                        .scales = nib_moe_block_scales(block, first) + panel->start / NIB_MX_BLOCK,
-                        .packed_stride = (uintptr_t)block->packed_stride,
-                        .scales_stride = (uintptr_t)block->scales_stride};
-    if (!panel->ahead)
-        return from;
-    from.far = (uintptr_t)nib_moe_block_packed(panel->ahead, first) + (uintptr_t)panel->start / 2;
-    from.near = (uintptr_t)panel_row(panel, first + rows);
-    return from;
 }
 
 // All rows of the panel, `rows` at a time, so that their sums stay in registers.

@@ -62,7 +62,7 @@ struct nib_moe_tier {
     void (*finish)(int64_t n, void *row);
 };
 
-extern const struct nib_moe_tier nib_moe_avx2, nib_moe_avx512, nib_moe_avx512bf16, nib_moe_amx;
+extern const struct nib_moe_tier nib_moe_avx2, nib_moe_avx512, nib_moe_avx512vnni, nib_moe_avx512bf16, nib_moe_amx;
 
 // The most that nib_moe_scratch_bytes can say for a layer of this shape on this CPU, whichever kernel is picked: for
 // memory plans made before there are weights.

@@ -12,8 +12,8 @@
 
 #define PAGE 4096u
 
-const char *const moe_kernels[] = {"avx2", "avx512", "avx512bf16", "amx"};
-const int n_moe_kernels = 4;
+const char *const moe_kernels[] = {"avx2", "avx512", "avx512vnni", "avx512bf16", "amx"};
+const int n_moe_kernels = 5;
 
 uint32_t next_random(uint64_t *state)
 {

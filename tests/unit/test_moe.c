@@ -396,8 +396,8 @@ static void a_nan_scale_in_gate_or_up_spoils_the_route(void **state)
     }
 }
 
-static const struct nib_moe_tier *const tiers[] = {&nib_moe_avx2, &nib_moe_avx512, &nib_moe_avx512bf16,
-                                                   &nib_moe_amx};
+static const struct nib_moe_tier *const tiers[] = {&nib_moe_avx2, &nib_moe_avx512, &nib_moe_avx512vnni,
+                                                   &nib_moe_avx512bf16, &nib_moe_amx};
 
 enum { CODE_COLUMNS = 160 };
 

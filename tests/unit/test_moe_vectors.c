@@ -14,7 +14,7 @@
 #include "nibble/moe.h"
 #include "support/paths.h"
 
-static const char *const kernels[] = {"ref", "avx2", "avx512", "avx512bf16", "amx"};
+static const char *const kernels[] = {"ref", "avx2", "avx512", "avx512vnni", "avx512bf16", "amx"};
 
 static const char *const vectors[] = {
     "silu-concatenated-nobias-E3K64I32T33k3",         "silu-concatenated-nobias-E5K160I96T7k3",

@@ -1,0 +1,285 @@
+// AVX-512 VNNI: packed weights become 16-bit integers in registers and meet activations that are 16-bit integers too, in
+// vpdpwssd. On Intel's CPUs that does four times as many products in a cycle as vdpbf16ps.
+//
+// 64 packed bytes are 32 words of four elements; word w belongs to scale block w / 8, as in moe_avx512bf16.c. vpermw looks
+// twice the value up, -12 … 12. A row's columns go in groups of 512. In each an activation row has a power of two of its
+// own, the unit, which gives the largest element 15 bits: any element is within 2^-15 of that one, and a bf16 that is not
+// below 2^-7 of it is held exactly. A weight row has the smallest of the group's 16 scales; the other blocks' integers are
+// shifted left by what their scales have more, at most seven, so that a lane's 32 products of a group add up in 32 bits:
+//
+//     32 products * 12 * 2^7 * 2^15 < 2^31
+//
+// The sum of a group is exact, whatever the order: shifting the weights before the products (from three activation rows
+// on) or each chunk's sums behind them gives the same bits, which is what makes a token's result independent of how many
+// share its expert. Once a group it becomes fp32. Blocks of 16 rows whose scales spread further in some group, or lie
+// outside 2^-63 … 2^63, take a plain path, chunk by chunk.
+#include "cpu/moe_avx512vnni.h"
+
+#include "cpu/moe_activation.h"
+
+#define SHIFT_WEIGHTS_FROM 3 // activation rows in one multiply
+
+INLINE __m512i load_x(const struct group *x, int64_t chunk, int plane)
+{
+    return _mm512_load_si512(x->planes[chunk][plane]);
+}
+
+// One chunk of four rows, or two. With `hint` the same rows of the block ahead are brought into L2, and from there the rows that
+// come next on to L1.
+INLINE void multiply_chunk(const struct rows *from, int rows, const __m512i *above, int64_t partial, bool hint,
+                           const struct group *const *x, int64_t c, int m, __m512i *sum /* [m, rows] */)
+{
+    const bool shift_weights = m >= SHIFT_WEIGHTS_FROM;
+    const __m512i table = load_table(codes_doubled);
+    const __m512i places = shift_weights ? word_places(c) : dword_places(c);
+    __m512i word[TILE_ROWS], shift[TILE_ROWS], product[2 * TILE_ROWS];
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        word[i] = load_packed(from->packed + (uintptr_t)i * from->packed_stride, partial);
+        shift[i] = _mm512_shuffle_epi8(above[i], places);
+    }
+    UNROLL
+    for (int p = 0; p < 4; p++) {
+        __m512i weight[TILE_ROWS];
+        UNROLL
+        for (int i = 0; i < rows; i++) {
+            __m512i code = p ? _mm512_srli_epi16(word[i], (unsigned)(4 * p)) : word[i];
+            weight[i] = _mm512_permutexvar_epi16(code, table);
+            if (shift_weights)
+                weight[i] = _mm512_sllv_epi16(weight[i], shift[i]);
+            if (hint && i * 4 / rows == p) {
+                _mm_prefetch((const char *)(from->far + (uintptr_t)i * from->packed_stride), _MM_HINT_T1);
+                _mm_prefetch((const char *)(from->near + (uintptr_t)i * from->packed_stride), _MM_HINT_T0);
+            }
+        }
+        UNROLL
+        for (int k = 0; k < m * rows; k++) {
+            __m512i value = load_x(x[k / rows], c, p), w = weight[k % rows];
+            if (shift_weights)
+                sum[k] = _mm512_dpwssd_epi32(sum[k], w, value);
+            else
+                product[k] = _mm512_dpwssd_epi32(p ? product[k] : _mm512_setzero_si512(), w, value);
+        }
+    }
+    if (shift_weights)
+        return;
+    UNROLL
+    for (int k = 0; k < m * rows; k++)
+        sum[k] = _mm512_add_epi32(sum[k], _mm512_sllv_epi32(product[k], shift[k % rows]));
+}
+
+// One group of four rows.
+INLINE void multiply_group(struct rows *from, struct stretch stretch, bool hint, const struct group *const *x,
+                           int m, __m512i *seen, __m512 (*saved)[NIB_MOE_ROWS])
+{
+    const int rows = m <= 4 ? 4 : 2; // whose sums stay in registers
+    struct group_scales scales = read_scales(from, stretch, seen);
+    _Alignas(16) float factor[NIB_MOE_FEW * TILE_ROWS];
+    for (int t = 0; t < m; t++)
+        _mm_store_ps(factor + t * TILE_ROWS, _mm_mul_ps(scales.smallest, _mm_set1_ps(x[t]->unit)));
+    UNROLL
+    for (int first = 0; first < TILE_ROWS; first += rows) {
+        struct rows part = *from;
+        __m512i above[TILE_ROWS], sum[16];
+        part.packed += (uintptr_t)first * part.packed_stride;
+        part.far += (uintptr_t)first * part.packed_stride;
+        part.near += (uintptr_t)first * part.packed_stride;
+        UNROLL
+        for (int i = 0; i < rows; i++)
+            above[i] = row_above(&scales, first + i);
+        UNROLL
+        for (int k = 0; k < m * rows; k++)
+            sum[k] = _mm512_setzero_si512();
+        for (int64_t c = 0; c < stretch.chunks; c++, next_chunk(&part))
+            multiply_chunk(&part, rows, above, 0, hint, x, c, m, sum);
+        if (stretch.partial)
+            multiply_chunk(&part, rows, above, stretch.partial, false, x, stretch.chunks, m, sum);
+        UNROLL
+        for (int k = 0; k < m * rows; k++)
+            add_group(sum[k], factor[k / rows * TILE_ROWS + first + k % rows], &saved[k / rows][first + k % rows]);
+    }
+    skip_chunks(from, stretch.chunks);
+}
+
+// The panel's rows, four at a time, for m activation rows.
+INLINE void multiply_panel(const struct panel *panel, int64_t n, const struct group *const *x, int m,
+                           __m512i *seen, __m512 (*saved)[NIB_MOE_ROWS])
+{
+    const struct stretch whole = {.chunks = GROUP_CHUNKS};
+    int64_t first_group = panel->start / GROUP_COLUMNS;
+    int64_t end = panel->start + panel->chunks * NIB_MOE_CHUNK + panel->partial * NIB_MX_BLOCK;
+    for (int first = 0; first < NIB_MOE_ROWS; first += TILE_ROWS) {
+        struct rows from = tile_rows(panel, first, TILE_ROWS);
+        int64_t g = first_group;
+        const struct group *group[NIB_MOE_FEW];
+        __m512(*to)[NIB_MOE_ROWS] = (__m512(*)[NIB_MOE_ROWS]) & saved[0][first];
+        for (; (g + 1) * GROUP_COLUMNS <= end; g++) {
+            UNROLL
+            for (int t = 0; t < m; t++)
+                group[t] = x[t] + g;
+            if (panel->ahead)
+                multiply_group(&from, whole, true, group, m, seen, to);
+            else
+                multiply_group(&from, whole, false, group, m, seen, to);
+        }
+        if (g * GROUP_COLUMNS < end) {
+            UNROLL
+            for (int t = 0; t < m; t++)
+                group[t] = x[t] + g;
+            multiply_group(&from, group_stretch(n, g), panel->ahead != NULL, group, m, seen, to);
+        }
+    }
+}
+
+static void multiply_panel_1(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+                             __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, n, x, 1, seen, saved);
+}
+
+static void multiply_panel_2(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+                             __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, n, x, 2, seen, saved);
+}
+
+static void multiply_panel_3(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+                             __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, n, x, 3, seen, saved);
+}
+
+static void multiply_panel_4(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+                             __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, n, x, 4, seen, saved);
+}
+
+static void multiply_panel_5(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+                             __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, n, x, 5, seen, saved);
+}
+
+static void multiply_panel_6(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+                             __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, n, x, 6, seen, saved);
+}
+
+static void multiply_panel_7(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+                             __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, n, x, 7, seen, saved);
+}
+
+static void multiply_panel_8(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+                             __m512 (*saved)[NIB_MOE_ROWS])
+{
+    multiply_panel(panel, n, x, 8, seen, saved);
+}
+
+typedef void panel_multiply(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+                            __m512 (*saved)[NIB_MOE_ROWS]);
+
+// Added to saved[t][row]; false when a group's scales spread too far.
+static bool multiply_few(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
+                         const struct group *const *x, int m, __m512 (*saved)[NIB_MOE_ROWS])
+{
+    static panel_multiply *const panels[NIB_MOE_FEW] = {multiply_panel_1, multiply_panel_2, multiply_panel_3,
+                                                        multiply_panel_4, multiply_panel_5, multiply_panel_6,
+                                                        multiply_panel_7, multiply_panel_8};
+    // One or two activation rows stay in L1 whole; of more, as much as leaves room for the weights.
+    const int64_t panel_columns = (m <= 2 ? 16 : 4) * GROUP_COLUMNS;
+    struct panel panel = {.block = block, .ahead = ahead};
+    __m512i seen = _mm512_setzero_si512();
+    for (panel.start = 0; panel.start < n; panel.start += panel_columns) {
+        cut_panel(&panel, n, panel_columns);
+        panels[m - 1](&panel, n, x, &seen, saved);
+    }
+    return !spreads_too_far(seen);
+}
+
+// Any scales: a chunk's sums become fp32 before they are scaled.
+static void multiply_exact(const struct nib_moe_block *block, int64_t n, const struct group *const *x, int m,
+                           __m512 (*saved)[NIB_MOE_ROWS])
+{
+    const __m512i table = load_table(codes_doubled);
+    int64_t n_scales = n / NIB_MX_BLOCK;
+    for (int row = 0; row < NIB_MOE_ROWS; row++) {
+        const uint8_t *packed = nib_moe_block_packed(block, row), *scales = nib_moe_block_scales(block, row);
+        for (int64_t first = 0; first < n_scales; first += CHUNK_SCALES) {
+            int64_t blocks = n_scales - first < CHUNK_SCALES ? n_scales - first : CHUNK_SCALES;
+            int64_t c = first / CHUNK_SCALES, g = c / GROUP_CHUNKS;
+            __m512i word = load_packed(packed + c * CHUNK_BYTES, blocks == CHUNK_SCALES ? 0 : blocks);
+            _Alignas(64) float scale[16] = {0};
+            for (int lane = 0; lane < 4 * blocks; lane++)
+                scale[lane] = nib_e8m0_to_f32(scales[first + lane / 4]);
+            for (int t = 0; t < m; t++) {
+                __m512i product = _mm512_setzero_si512();
+                for (int p = 0; p < 4; p++) {
+                    __m512i code = _mm512_srli_epi16(word, (unsigned)(4 * p));
+                    product = _mm512_dpwssd_epi32(product, _mm512_permutexvar_epi16(code, table),
+                                                  load_x(x[t] + g, c % GROUP_CHUNKS, p));
+                }
+                __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(product), _mm512_set1_ps(x[t][g].unit));
+                value = _mm512_mul_ps(value, _mm512_set1_ps(x[t]->row_unit));
+                saved[t][row] = _mm512_fmadd_ps(value, _mm512_load_ps(scale), saved[t][row]);
+            }
+        }
+    }
+}
+
+static void clear(__m512 (*saved)[NIB_MOE_ROWS], int m)
+{
+    for (int t = 0; t < m; t++)
+        for (int row = 0; row < NIB_MOE_ROWS; row++)
+            saved[t][row] = _mm512_setzero_ps();
+}
+
+static void multiply(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
+                     const void *const *x, int m, float *out)
+{
+    const struct group *const *groups = (const struct group *const *)x;
+    __m512 saved[NIB_MOE_TOKENS][NIB_MOE_ROWS];
+    clear(saved, m);
+    if (ahead)
+        prefetch_scales(ahead, n);
+    bool done = m <= NIB_MOE_FEW ? multiply_few(block, ahead, n, groups, m, saved)
+                                 : nib_moe_multiply_many_vnni(block, ahead, n, groups, m, saved);
+    // Looked at only now, the scales are in the cache: before, they would be waited for.
+    bool exact = __builtin_expect(!done || !scales_in_range(block, n), 0);
+    if (exact) {
+        clear(saved, m);
+        multiply_exact(block, n, groups, m, saved);
+    }
+    for (int t = 0; t < m; t++) {
+        __m512 unit = _mm512_set1_ps(exact ? 1 : groups[t]->row_unit);
+        _mm512_storeu_ps(out + t * NIB_MOE_ROWS, _mm512_mul_ps(reduce_rows(saved[t]), unit));
+    }
+}
+
+// The intermediate waits as fp32 until the row is whole; a group then takes the place of its elements.
+static void activate(const struct nib_activation *activation, const float *gate_up, int64_t first, void *row,
+                     void *rest)
+{
+    (void)rest;
+    moe_activate_8(activation, gate_up, (float *)row + first);
+}
+
+const struct nib_moe_tier nib_moe_avx512vnni = {
+    .kernel =
+        {
+            .name = "avx512vnni",
+            .reason = "vpdpwssd on 16-bit activations and weights looked up in registers",
+            .scratch_bytes = nib_moe_packed_scratch_bytes,
+            .run = nib_moe_packed_run,
+        },
+    .tier = NIB_CPU_AVX512VNNI,
+    .element_bytes = 4,
+    .max_tokens = NIB_MOE_TOKENS,
+    .arrange = nib_moe_arrange_groups,
+    .multiply = multiply,
+    .activate = activate,
+    .finish = nib_moe_finish_groups,
+};
