@@ -70,7 +70,7 @@ INLINE void multiply_chunk(const struct rows *from, int rows, const __m512i *abo
 
 // One group of four rows.
 INLINE void multiply_group(struct rows *from, struct stretch stretch, bool hint, const struct group *const *x,
-                           int m, __m512i *seen, __m512 (*saved)[NIB_MOE_ROWS])
+                           int m, struct seen *seen, __m512 (*saved)[NIB_MOE_ROWS])
 {
     const int rows = m <= 4 ? 4 : 2; // whose sums stay in registers
     struct group_scales scales = read_scales(from, stretch, seen);
@@ -103,7 +103,7 @@ INLINE void multiply_group(struct rows *from, struct stretch stretch, bool hint,
 
 // The panel's rows, four at a time, for m activation rows.
 INLINE void multiply_panel(const struct panel *panel, int64_t n, const struct group *const *x, int m,
-                           __m512i *seen, __m512 (*saved)[NIB_MOE_ROWS])
+                           struct seen *seen, __m512 (*saved)[NIB_MOE_ROWS])
 {
     const struct stretch whole = {.chunks = GROUP_CHUNKS};
     int64_t first_group = panel->start / GROUP_COLUMNS;
@@ -131,58 +131,58 @@ INLINE void multiply_panel(const struct panel *panel, int64_t n, const struct gr
     }
 }
 
-static void multiply_panel_1(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+static void multiply_panel_1(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                              __m512 (*saved)[NIB_MOE_ROWS])
 {
     multiply_panel(panel, n, x, 1, seen, saved);
 }
 
-static void multiply_panel_2(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+static void multiply_panel_2(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                              __m512 (*saved)[NIB_MOE_ROWS])
 {
     multiply_panel(panel, n, x, 2, seen, saved);
 }
 
-static void multiply_panel_3(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+static void multiply_panel_3(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                              __m512 (*saved)[NIB_MOE_ROWS])
 {
     multiply_panel(panel, n, x, 3, seen, saved);
 }
 
-static void multiply_panel_4(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+static void multiply_panel_4(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                              __m512 (*saved)[NIB_MOE_ROWS])
 {
     multiply_panel(panel, n, x, 4, seen, saved);
 }
 
-static void multiply_panel_5(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+static void multiply_panel_5(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                              __m512 (*saved)[NIB_MOE_ROWS])
 {
     multiply_panel(panel, n, x, 5, seen, saved);
 }
 
-static void multiply_panel_6(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+static void multiply_panel_6(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                              __m512 (*saved)[NIB_MOE_ROWS])
 {
     multiply_panel(panel, n, x, 6, seen, saved);
 }
 
-static void multiply_panel_7(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+static void multiply_panel_7(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                              __m512 (*saved)[NIB_MOE_ROWS])
 {
     multiply_panel(panel, n, x, 7, seen, saved);
 }
 
-static void multiply_panel_8(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+static void multiply_panel_8(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                              __m512 (*saved)[NIB_MOE_ROWS])
 {
     multiply_panel(panel, n, x, 8, seen, saved);
 }
 
-typedef void panel_multiply(const struct panel *panel, int64_t n, const struct group *const *x, __m512i *seen,
+typedef void panel_multiply(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                             __m512 (*saved)[NIB_MOE_ROWS]);
 
-// Added to saved[t][row]; false when a group's scales spread too far.
+// Added to saved[t][row]; false when the scales do not fit.
 static bool multiply_few(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
                          const struct group *const *x, int m, __m512 (*saved)[NIB_MOE_ROWS])
 {
@@ -192,12 +192,12 @@ static bool multiply_few(const struct nib_moe_block *block, const struct nib_moe
     // One or two activation rows stay in L1 whole; of more, as much as leaves room for the weights.
     const int64_t panel_columns = (m <= 2 ? 16 : 4) * GROUP_COLUMNS;
     struct panel panel = {.block = block, .ahead = ahead};
-    __m512i seen = _mm512_setzero_si512();
+    struct seen seen = nothing_seen();
     for (panel.start = 0; panel.start < n; panel.start += panel_columns) {
         cut_panel(&panel, n, panel_columns);
         panels[m - 1](&panel, n, x, &seen, saved);
     }
-    return !spreads_too_far(seen);
+    return fits(&seen);
 }
 
 // Any scales: a chunk's sums become fp32 before they are scaled.
@@ -245,16 +245,14 @@ static void multiply(const struct nib_moe_block *block, const struct nib_moe_blo
     clear(saved, m);
     if (ahead)
         prefetch_scales(ahead, n);
-    bool done = m <= NIB_MOE_FEW ? multiply_few(block, ahead, n, groups, m, saved)
+    bool fast = m <= NIB_MOE_FEW ? multiply_few(block, ahead, n, groups, m, saved)
                                  : nib_moe_multiply_many_vnni(block, ahead, n, groups, m, saved);
-    // Looked at only now, the scales are in the cache: before, they would be waited for.
-    bool exact = __builtin_expect(!done || !scales_in_range(block, n), 0);
-    if (exact) {
+    if (__builtin_expect(!fast, 0)) {
         clear(saved, m);
         multiply_exact(block, n, groups, m, saved);
     }
     for (int t = 0; t < m; t++) {
-        __m512 unit = _mm512_set1_ps(exact ? 1 : groups[t]->row_unit);
+        __m512 unit = _mm512_set1_ps(fast ? groups[t]->row_unit : 1);
         _mm512_storeu_ps(out + t * NIB_MOE_ROWS, _mm512_mul_ps(reduce_rows(saved[t]), unit));
     }
 }

@@ -37,6 +37,24 @@ struct group_scales {
     __m512i above;
 };
 
+// What a block's scales were like: every byte's bits of `above`, and the smallest ones' least and largest.
+struct seen {
+    __m512i above, least, largest;
+};
+
+INLINE struct seen nothing_seen(void)
+{
+    return (struct seen){_mm512_setzero_si512(), _mm512_set1_epi8(-1), _mm512_setzero_si512()};
+}
+
+// Whether integers and fp32 can hold what the block's scales make of them.
+static inline bool fits(const struct seen *seen)
+{
+    return _mm512_test_epi8_mask(seen->above, _mm512_set1_epi8((char)~SPREAD)) == 0 &&
+           _mm512_cmplt_epu8_mask(seen->least, _mm512_set1_epi8(SCALE_LOWEST)) == 0 &&
+           _mm512_cmpgt_epu8_mask(seen->largest, _mm512_set1_epi8((char)(SCALE_HIGHEST - SPREAD))) == 0;
+}
+
 INLINE __m128i load_group_scales(const uint8_t *scales, __mmask16 there)
 {
     if (there == 0xffff)
@@ -44,8 +62,7 @@ INLINE __m128i load_group_scales(const uint8_t *scales, __mmask16 there)
     return _mm_mask_loadu_epi8(_mm_set1_epi8(-1), there, scales); // so that none of these is the smallest
 }
 
-// `seen` collects what lies above, so that a bit from the fourth on says that a group spreads too far.
-INLINE struct group_scales read_scales(const struct rows *from, struct stretch stretch, __m512i *seen)
+INLINE struct group_scales read_scales(const struct rows *from, struct stretch stretch, struct seen *seen)
 {
     const __mmask16 there = stretch.chunks == GROUP_CHUNKS
                                 ? 0xffff
@@ -64,17 +81,14 @@ INLINE struct group_scales read_scales(const struct rows *from, struct stretch s
     s.above = _mm512_sub_epi8(bytes, least);
     if (there != 0xffff)
         s.above = _mm512_and_si512(s.above, _mm512_broadcast_i32x4(_mm_movm_epi8(there)));
-    *seen = _mm512_or_si512(*seen, s.above);
+    seen->above = _mm512_or_si512(seen->above, s.above);
+    seen->least = _mm512_min_epu8(seen->least, least);
+    seen->largest = _mm512_max_epu8(seen->largest, least);
     // A dword of each lane, as an exponent.
     const __m512i lanes = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
     __m128i four = _mm512_castsi512_si128(_mm512_permutexvar_epi32(lanes, least));
     s.smallest = _mm_castsi128_ps(_mm_slli_epi32(_mm_and_si128(four, _mm_set1_epi32(0xff)), 23));
     return s;
-}
-
-static inline bool spreads_too_far(__m512i seen)
-{
-    return _mm512_test_epi8_mask(seen, _mm512_set1_epi8((char)~SPREAD)) != 0;
 }
 
 // A row's part of `above`, in every lane.
@@ -113,7 +127,7 @@ INLINE void add_group(__m512i sum, float factor, __m512 *saved)
     *saved = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(factor), *saved);
 }
 
-// A block's sums for more than NIB_MOE_FEW activation rows, added to saved[t][row]. False when a group's scales spread too far.
+// A block's sums for more than NIB_MOE_FEW activation rows, added to saved[t][row]. False when the scales do not fit.
 bool nib_moe_multiply_many_vnni(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
                                 const struct group *const *x /* [m] */, int m,
                                 __m512 (*saved)[NIB_MOE_ROWS] /* [m] */);

@@ -20,7 +20,7 @@ INLINE void unpack_chunk(const uint8_t *packed, int64_t partial, __m512i above, 
     }
 }
 
-static void unpack_group(const struct panel *panel, struct stretch stretch, __m512i *seen, struct weights *to)
+static void unpack_group(const struct panel *panel, struct stretch stretch, struct seen *seen, struct weights *to)
 {
     for (int first = 0; first < NIB_MOE_ROWS; first += TILE_ROWS) {
         struct rows from = tile_rows(panel, first, TILE_ROWS);
@@ -120,7 +120,7 @@ bool nib_moe_multiply_many_vnni(const struct nib_moe_block *block, const struct 
 {
     struct weights weights;
     struct panel panel = {.block = block, .ahead = ahead};
-    __m512i seen = _mm512_setzero_si512();
+    struct seen seen = nothing_seen();
     int tiles = (m + TILE_TOKENS - 1) / TILE_TOKENS;
     for (int64_t g = 0; g * GROUP_COLUMNS < n; g++) {
         struct stretch stretch = group_stretch(n, g);
@@ -136,5 +136,5 @@ bool nib_moe_multiply_many_vnni(const struct nib_moe_block *block, const struct 
             t = end;
         }
     }
-    return !spreads_too_far(seen);
+    return fits(&seen);
 }
