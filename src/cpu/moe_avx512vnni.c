@@ -11,8 +11,8 @@
 //
 // The sum of a group is exact, whatever the order: shifting the weights before the products (from three activation rows
 // on) or each chunk's sums behind them gives the same bits, which is what makes a token's result independent of how many
-// share its expert. Once a group it becomes fp32. Blocks of 16 rows whose scales spread further in some group, or lie
-// outside 2^-63 … 2^63, take a plain path, chunk by chunk.
+// share its expert. Once a group it becomes fp32. Groups whose scales spread further are left out and added at the end,
+// chunk by chunk; blocks of 16 rows with a scale outside 2^-63 … 2^56 or so are multiplied in that way altogether.
 #include "cpu/moe_avx512vnni.h"
 
 #include "cpu/moe_activation.h"
@@ -182,9 +182,9 @@ static void multiply_panel_8(const struct panel *panel, int64_t n, const struct 
 typedef void panel_multiply(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                             __m512 (*saved)[NIB_MOE_ROWS]);
 
-// Added to saved[t][row]; false when the scales do not fit.
-static bool multiply_few(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
-                         const struct group *const *x, int m, __m512 (*saved)[NIB_MOE_ROWS])
+// Added to saved[t][row].
+static struct seen multiply_few(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
+                                const struct group *const *x, int m, __m512 (*saved)[NIB_MOE_ROWS])
 {
     static panel_multiply *const panels[NIB_MOE_FEW] = {multiply_panel_1, multiply_panel_2, multiply_panel_3,
                                                         multiply_panel_4, multiply_panel_5, multiply_panel_6,
@@ -197,35 +197,70 @@ static bool multiply_few(const struct nib_moe_block *block, const struct nib_moe
         cut_panel(&panel, n, panel_columns);
         panels[m - 1](&panel, n, x, &seen, saved);
     }
-    return fits(&seen);
+    return seen;
 }
 
-// Any scales: a chunk's sums become fp32 before they are scaled.
-static void multiply_exact(const struct nib_moe_block *block, int64_t n, const struct group *const *x, int m,
-                           __m512 (*saved)[NIB_MOE_ROWS])
+// 2^(s - 127) of each lane's scale, whatever it is.
+static __m512 any_scales(const uint8_t *scales, int64_t n)
+{
+    uint8_t four[CHUNK_SCALES] = {0};
+    int32_t bytes;
+    memcpy(four, scales, (size_t)n);
+    memcpy(&bytes, four, sizeof bytes);
+    __m512i scale = _mm512_shuffle_epi8(_mm512_set1_epi32(bytes), dword_places(0));
+    __m512i bits = _mm512_slli_epi32(scale, 23);
+    bits = _mm512_mask_mov_epi32(bits, _mm512_testn_epi32_mask(scale, scale), _mm512_set1_epi32(0x00400000));
+    __mmask16 nan = _mm512_cmpeq_epi32_mask(scale, _mm512_set1_epi32(255));
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, nan, _mm512_set1_epi32(0x7fc00000)));
+}
+
+// A row's group whatever its scales: each chunk's sums become fp32 before they are scaled.
+static void multiply_chunks(const struct nib_moe_block *block, int64_t n, int row, int64_t g,
+                            const struct group *const *x, const float *unit /* [m], or NULL: all 1 */, int m,
+                            __m512 (*saved)[NIB_MOE_ROWS])
 {
     const __m512i table = load_table(codes_doubled);
-    int64_t n_scales = n / NIB_MX_BLOCK;
+    const uint8_t *packed = nib_moe_block_packed(block, row) + g * (GROUP_COLUMNS / 2);
+    const uint8_t *scales = nib_moe_block_scales(block, row) + g * (GROUP_COLUMNS / NIB_MX_BLOCK);
+    struct stretch stretch = group_stretch(n, g);
+    for (int64_t c = 0; c < stretch.chunks + (stretch.partial != 0); c++) {
+        int64_t partial = c < stretch.chunks ? 0 : stretch.partial;
+        __m512i word = load_packed(packed + c * CHUNK_BYTES, partial), weight[4];
+        __m512 scale = any_scales(scales + c * CHUNK_SCALES, partial ? partial : CHUNK_SCALES);
+        for (int p = 0; p < 4; p++)
+            weight[p] = _mm512_permutexvar_epi16(_mm512_srli_epi16(word, (unsigned)(4 * p)), table);
+        for (int t = 0; t < m; t++) {
+            __m512i product = _mm512_setzero_si512();
+            for (int p = 0; p < 4; p++)
+                product = _mm512_dpwssd_epi32(product, weight[p], load_x(x[t] + g, c, p));
+            __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(product), _mm512_set1_ps(x[t][g].unit));
+            if (unit)
+                value = _mm512_mul_ps(value, _mm512_set1_ps(unit[t]));
+            saved[t][row] = _mm512_fmadd_ps(value, scale, saved[t][row]);
+        }
+    }
+}
+
+static bool spreads_too_far(const uint8_t *scales, int64_t n)
+{
+    uint8_t least = 255, largest = 0;
+    for (int64_t k = 0; k < n; k++) {
+        least = scales[k] < least ? scales[k] : least;
+        largest = scales[k] > largest ? scales[k] : largest;
+    }
+    return largest - least > SPREAD;
+}
+
+// The groups that were left out. They come last for any number of activation rows.
+static void add_left_out(const struct nib_moe_block *block, int64_t n, const struct group *const *x, int m,
+                         __m512 (*saved)[NIB_MOE_ROWS])
+{
     for (int row = 0; row < NIB_MOE_ROWS; row++) {
-        const uint8_t *packed = nib_moe_block_packed(block, row), *scales = nib_moe_block_scales(block, row);
-        for (int64_t first = 0; first < n_scales; first += CHUNK_SCALES) {
-            int64_t blocks = n_scales - first < CHUNK_SCALES ? n_scales - first : CHUNK_SCALES;
-            int64_t c = first / CHUNK_SCALES, g = c / GROUP_CHUNKS;
-            __m512i word = load_packed(packed + c * CHUNK_BYTES, blocks == CHUNK_SCALES ? 0 : blocks);
-            _Alignas(64) float scale[16] = {0};
-            for (int lane = 0; lane < 4 * blocks; lane++)
-                scale[lane] = nib_e8m0_to_f32(scales[first + lane / 4]);
-            for (int t = 0; t < m; t++) {
-                __m512i product = _mm512_setzero_si512();
-                for (int p = 0; p < 4; p++) {
-                    __m512i code = _mm512_srli_epi16(word, (unsigned)(4 * p));
-                    product = _mm512_dpwssd_epi32(product, _mm512_permutexvar_epi16(code, table),
-                                                  load_x(x[t] + g, c % GROUP_CHUNKS, p));
-                }
-                __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(product), _mm512_set1_ps(x[t][g].unit));
-                value = _mm512_mul_ps(value, _mm512_set1_ps(x[t]->row_unit));
-                saved[t][row] = _mm512_fmadd_ps(value, _mm512_load_ps(scale), saved[t][row]);
-            }
+        for (int64_t g = 0; g * GROUP_COLUMNS < n; g++) {
+            struct stretch stretch = group_stretch(n, g);
+            const uint8_t *scales = nib_moe_block_scales(block, row) + g * (GROUP_COLUMNS / NIB_MX_BLOCK);
+            if (spreads_too_far(scales, stretch.chunks * CHUNK_SCALES + stretch.partial))
+                multiply_chunks(block, n, row, g, x, NULL, m, saved);
         }
     }
 }
@@ -237,23 +272,37 @@ static void clear(__m512 (*saved)[NIB_MOE_ROWS], int m)
             saved[t][row] = _mm512_setzero_ps();
 }
 
+// All groups, by way of sums in the activations' true size, which the scales may need.
+static void multiply_any(const struct nib_moe_block *block, int64_t n, const struct group *const *x,
+                         const float *unit, int m, __m512 (*saved)[NIB_MOE_ROWS])
+{
+    clear(saved, m);
+    for (int row = 0; row < NIB_MOE_ROWS; row++)
+        for (int64_t g = 0; g * GROUP_COLUMNS < n; g++)
+            multiply_chunks(block, n, row, g, x, unit, m, saved);
+}
+
 static void multiply(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
                      const void *const *x, int m, float *out)
 {
     const struct group *const *groups = (const struct group *const *)x;
     __m512 saved[NIB_MOE_TOKENS][NIB_MOE_ROWS];
+    float unit[NIB_MOE_TOKENS];
+    for (int t = 0; t < m; t++)
+        unit[t] = groups[t]->row_unit;
     clear(saved, m);
     if (ahead)
         prefetch_scales(ahead, n);
-    bool fast = m <= NIB_MOE_FEW ? multiply_few(block, ahead, n, groups, m, saved)
-                                 : nib_moe_multiply_many_vnni(block, ahead, n, groups, m, saved);
-    if (__builtin_expect(!fast, 0)) {
-        clear(saved, m);
-        multiply_exact(block, n, groups, m, saved);
-    }
+    struct seen seen = m <= NIB_MOE_FEW ? multiply_few(block, ahead, n, groups, m, saved)
+                                        : nib_moe_multiply_many_vnni(block, ahead, n, groups, m, saved);
+    bool fast = in_range(&seen);
+    if (__builtin_expect(!fast, 0))
+        multiply_any(block, n, groups, unit, m, saved);
+    else if (__builtin_expect(seen.too_far, 0))
+        add_left_out(block, n, groups, m, saved);
     for (int t = 0; t < m; t++) {
-        __m512 unit = _mm512_set1_ps(fast ? groups[t]->row_unit : 1);
-        _mm512_storeu_ps(out + t * NIB_MOE_ROWS, _mm512_mul_ps(reduce_rows(saved[t]), unit));
+        __m512 sums = reduce_rows(saved[t]);
+        _mm512_storeu_ps(out + t * NIB_MOE_ROWS, fast ? _mm512_mul_ps(sums, _mm512_set1_ps(unit[t])) : sums);
     }
 }
 

@@ -31,27 +31,28 @@ static inline struct stretch group_stretch(int64_t n, int64_t group)
 // Twice the values of codes 0 … 15.
 static const _Alignas(32) int16_t codes_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// The scales of a group of four rows: 2^(smallest - 127), and in each row's 128-bit lane how far above it the 16 lie.
+// The scales of a group of four rows: 2^(smallest - 127), and in each row's 128-bit lane how far above it the 16 lie. Where
+// that is too far the group's sums mean nothing, and smallest is zero.
 struct group_scales {
     __m128 smallest;
     __m512i above;
 };
 
-// What a block's scales were like: every byte's bits of `above`, and the smallest ones' least and largest.
+// What a block's scales were like: the least, the largest (short of SPREAD), and whether a group has been left out.
 struct seen {
-    __m512i above, least, largest;
+    __m512i least, largest;
+    bool too_far;
 };
 
 INLINE struct seen nothing_seen(void)
 {
-    return (struct seen){_mm512_setzero_si512(), _mm512_set1_epi8(-1), _mm512_setzero_si512()};
+    return (struct seen){.least = _mm512_set1_epi8(-1), .largest = _mm512_setzero_si512()};
 }
 
-// Whether integers and fp32 can hold what the block's scales make of them.
-static inline bool fits(const struct seen *seen)
+// Whether fp32 holds what the scales make of a group's sums.
+static inline bool in_range(const struct seen *seen)
 {
-    return _mm512_test_epi8_mask(seen->above, _mm512_set1_epi8((char)~SPREAD)) == 0 &&
-           _mm512_cmplt_epu8_mask(seen->least, _mm512_set1_epi8(SCALE_LOWEST)) == 0 &&
+    return _mm512_cmplt_epu8_mask(seen->least, _mm512_set1_epi8(SCALE_LOWEST)) == 0 &&
            _mm512_cmpgt_epu8_mask(seen->largest, _mm512_set1_epi8((char)(SCALE_HIGHEST - SPREAD))) == 0;
 }
 
@@ -81,13 +82,20 @@ INLINE struct group_scales read_scales(const struct rows *from, struct stretch s
     s.above = _mm512_sub_epi8(bytes, least);
     if (there != 0xffff)
         s.above = _mm512_and_si512(s.above, _mm512_broadcast_i32x4(_mm_movm_epi8(there)));
-    seen->above = _mm512_or_si512(seen->above, s.above);
     seen->least = _mm512_min_epu8(seen->least, least);
     seen->largest = _mm512_max_epu8(seen->largest, least);
     // A dword of each lane, as an exponent.
     const __m512i lanes = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
     __m128i four = _mm512_castsi512_si128(_mm512_permutexvar_epi32(lanes, least));
     s.smallest = _mm_castsi128_ps(_mm_slli_epi32(_mm_and_si128(four, _mm_set1_epi32(0xff)), 23));
+    __mmask16 too_far = _mm512_test_epi32_mask(s.above, _mm512_set1_epi8((char)~SPREAD)); // four bits a row
+    if (__builtin_expect(too_far != 0, 0)) {
+        seen->too_far = true;
+        seen->largest = _mm512_max_epu8(seen->largest, _mm512_add_epi8(s.above, least));
+        for (int i = 0; i < TILE_ROWS; i++)
+            if (too_far >> 4 * i & 15)
+                s.smallest = _mm_mask_mov_ps(s.smallest, (__mmask8)(1 << i), _mm_setzero_ps());
+    }
     return s;
 }
 
@@ -127,10 +135,10 @@ INLINE void add_group(__m512i sum, float factor, __m512 *saved)
     *saved = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(factor), *saved);
 }
 
-// A block's sums for more than NIB_MOE_FEW activation rows, added to saved[t][row]. False when the scales do not fit.
-bool nib_moe_multiply_many_vnni(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
-                                const struct group *const *x /* [m] */, int m,
-                                __m512 (*saved)[NIB_MOE_ROWS] /* [m] */);
+// A block's sums for more than NIB_MOE_FEW activation rows, added to saved[t][row].
+struct seen nib_moe_multiply_many_vnni(const struct nib_moe_block *block, const struct nib_moe_block *ahead,
+                                       int64_t n, const struct group *const *x /* [m] */, int m,
+                                       __m512 (*saved)[NIB_MOE_ROWS] /* [m] */);
 
 // arrange and finish of struct nib_moe_tier.
 void nib_moe_arrange_groups(const uint16_t *x /* [n] bf16 */, int64_t n, void *row);

@@ -115,8 +115,9 @@ static void multiply_tokens(const struct weights *weights, int64_t chunks, const
     }
 }
 
-bool nib_moe_multiply_many_vnni(const struct nib_moe_block *block, const struct nib_moe_block *ahead, int64_t n,
-                                const struct group *const *x, int m, __m512 (*saved)[NIB_MOE_ROWS])
+struct seen nib_moe_multiply_many_vnni(const struct nib_moe_block *block, const struct nib_moe_block *ahead,
+                                       int64_t n, const struct group *const *x, int m,
+                                       __m512 (*saved)[NIB_MOE_ROWS])
 {
     struct weights weights;
     struct panel panel = {.block = block, .ahead = ahead};
@@ -136,5 +137,5 @@ bool nib_moe_multiply_many_vnni(const struct nib_moe_block *block, const struct 
             t = end;
         }
     }
-    return fits(&seen);
+    return seen;
 }
