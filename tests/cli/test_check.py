@@ -12,6 +12,14 @@ CASES = {
     "tiny": (MODEL, os.path.join(DATA, "tiny-gpt-oss", "expected.safetensors")),
     "fixture": (FIXTURE, os.path.join(FIXTURE, "expected.safetensors")),
 }
+# The least agreement of likeliest tokens and the largest mean divergence. The fixture's router is random, and one of its
+# choices so near a tie that rounded activations may choose another expert, depending on the kernels.
+BOUNDS = {
+    ("tiny", "fast"): ("0.99", "1e-3"),
+    ("tiny", "exact"): ("0.99", "1e-3"),
+    ("fixture", "fast"): ("0.95", "1e-2"),
+    ("fixture", "exact"): ("0.97", "1e-3"),
+}
 # An instrumented build takes a part of the tasks and texts.
 QUICK = os.environ.get("NIB_QUICK") == "1"
 
@@ -43,13 +51,11 @@ class Check(support.Test):
                 self.assertEqual(got["greedy_agreement"], 1)
 
     def test_cpu_device(self):
-        for case, top1 in {"tiny": "0.99", "fixture": "0.97"}.items():
-            with self.subTest(case):
-                for precision in ("fast", "exact"):
-                    got = self.check(case, "--device", "cpu", "--precision", precision, "--min-top1", top1,
-                                     "--max-kl", "1e-3")
-                    self.assertLessEqual(got["mean_kl"], 1e-3)
-                self.assertLessEqual(got["max_abs"], 1e-2)
+        for (case, precision), (top1, kl) in BOUNDS.items():
+            with self.subTest((case, precision)):
+                got = self.check(case, "--device", "cpu", "--precision", precision, "--min-top1", top1, "--max-kl", kl)
+                if precision == "exact":
+                    self.assertLessEqual(got["max_abs"], 1e-2)
 
     def test_chunks_and_threads_do_not_matter(self):
         whole = self.check("fixture", "--device", "cpu", "--threads", "1")
@@ -57,15 +63,13 @@ class Check(support.Test):
         self.assertEqual(whole, chunks)
 
     def test_every_cpu_tier(self):
-        for tier in () if QUICK else ("avx2", "avx512", "avx512bf16"):
-            for case in CASES:
-                # Rounded activations choose another expert at one near-tie of the fixture's random router.
-                for precision in ("fast", "exact") if case == "tiny" else ("exact",):
-                    with self.subTest((tier, case, precision)):
-                        process = run("check", *CASES[case], "--json", "--min-top1", "0.97", "--max-kl", "1e-3",
-                                      "--precision", precision, environment={"NIBBLE_CPU": tier})
-                        if "cannot run" not in process.stderr:
-                            self.succeeds(process)
+        for tier in () if QUICK else ("avx2", "avx512", "avx512vnni", "avx512bf16", "amx"):
+            for (case, precision), (top1, kl) in BOUNDS.items():
+                with self.subTest((tier, case, precision)):
+                    process = run("check", *CASES[case], "--json", "--min-top1", top1, "--max-kl", kl,
+                                  "--precision", precision, environment={"NIBBLE_CPU": tier})
+                    if "this CPU or system reaches" not in process.stderr:
+                        self.succeeds(process)
 
     def test_a_difference_fails(self):
         process = run("check", *CASES["fixture"], "--device", "cpu", "--max-abs", "1e-9")
