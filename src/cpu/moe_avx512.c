@@ -215,7 +215,7 @@ static void activate(const struct nib_activation *activation, const float *gate_
 {
     float value[8];
     (void)rest;
-    moe_activate_8(activation, gate_up, value);
+    _mm256_storeu_ps(value, moe_activate_8(activation, gate_up));
     for (int i = 0; i < 8; i++)
         ((float *)row)[place(first + i)] = value[i];
 }

@@ -234,10 +234,8 @@ static void store_planes(__m128bh values, uint16_t *planes)
 void nib_moe_activate_planes(const struct nib_activation *activation, const float *gate_up, int64_t first,
                              void *row, void *rest)
 {
-    float value[8];
     int64_t place = nib_moe_plane_index(first);
-    moe_activate_8(activation, gate_up, value);
-    __m256 exact = _mm256_loadu_ps(value);
+    __m256 exact = moe_activate_8(activation, gate_up);
     __m128bh rounded = _mm256_cvtneps_pbh(exact);
     store_planes(rounded, (uint16_t *)row + place);
     if (!rest)

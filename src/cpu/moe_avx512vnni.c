@@ -43,7 +43,7 @@ INLINE void multiply_chunk(const struct rows *from, int rows, const __m512i *abo
         __m512i weight[TILE_ROWS];
         UNROLL
         for (int i = 0; i < rows; i++) {
-            __m512i code = p ? _mm512_srli_epi16(word[i], (unsigned)(4 * p)) : word[i];
+            __m512i code = p ? _mm512_srli_epi16(word[i], (uint8_t)(4 * p)) : word[i];
             weight[i] = _mm512_permutexvar_epi16(code, table);
             if (shift_weights)
                 weight[i] = _mm512_sllv_epi16(weight[i], shift[i]);
@@ -228,7 +228,7 @@ static void multiply_chunks(const struct nib_moe_block *block, int64_t n, int ro
         __m512i word = load_packed(packed + c * CHUNK_BYTES, partial), weight[4];
         __m512 scale = any_scales(scales + c * CHUNK_SCALES, partial ? partial : CHUNK_SCALES);
         for (int p = 0; p < 4; p++)
-            weight[p] = _mm512_permutexvar_epi16(_mm512_srli_epi16(word, (unsigned)(4 * p)), table);
+            weight[p] = _mm512_permutexvar_epi16(_mm512_srli_epi16(word, (uint8_t)(4 * p)), table);
         for (int t = 0; t < m; t++) {
             __m512i product = _mm512_setzero_si512();
             for (int p = 0; p < 4; p++)
@@ -311,7 +311,7 @@ static void activate(const struct nib_activation *activation, const float *gate_
                      void *rest)
 {
     (void)rest;
-    moe_activate_8(activation, gate_up, (float *)row + first);
+    _mm256_storeu_ps((float *)row + first, moe_activate_8(activation, gate_up));
 }
 
 const struct nib_moe_tier nib_moe_avx512vnni = {

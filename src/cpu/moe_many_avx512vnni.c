@@ -15,7 +15,7 @@ INLINE void unpack_chunk(const uint8_t *packed, int64_t partial, __m512i above, 
     __m512i word = load_packed(packed, partial), shift = _mm512_shuffle_epi8(above, word_places(c));
     UNROLL
     for (int p = 0; p < 4; p++) {
-        __m512i code = p ? _mm512_srli_epi16(word, (unsigned)(4 * p)) : word;
+        __m512i code = p ? _mm512_srli_epi16(word, (uint8_t)(4 * p)) : word;
         _mm512_store_si512(to[p], _mm512_sllv_epi16(_mm512_permutexvar_epi16(code, table), shift));
     }
 }
@@ -121,6 +121,7 @@ struct seen nib_moe_multiply_many_vnni(const struct nib_moe_block *block, const 
 {
     struct weights weights;
     struct panel panel = {.block = block, .ahead = ahead};
+    const struct group *rows[NIB_MOE_TOKENS] = {NULL};
     struct seen seen = nothing_seen();
     int tiles = (m + TILE_TOKENS - 1) / TILE_TOKENS;
     for (int64_t g = 0; g * GROUP_COLUMNS < n; g++) {
@@ -128,12 +129,11 @@ struct seen nib_moe_multiply_many_vnni(const struct nib_moe_block *block, const 
         panel.start = g * GROUP_COLUMNS;
         cut_panel(&panel, n, GROUP_COLUMNS);
         unpack_group(&panel, stretch, &seen, &weights);
+        for (int t = 0; t < m; t++)
+            rows[t] = x[t] + g;
         for (int tile = 0, t = 0; tile < tiles; tile++) {
-            const struct group *rows[TILE_TOKENS];
             int end = m * (tile + 1) / tiles;
-            for (int i = t; i < end; i++)
-                rows[i - t] = x[i] + g;
-            multiply_tokens(&weights, stretch.chunks + (stretch.partial != 0), rows, end - t, saved + t);
+            multiply_tokens(&weights, stretch.chunks + (stretch.partial != 0), rows + t, end - t, saved + t);
             t = end;
         }
     }
