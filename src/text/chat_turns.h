@@ -35,7 +35,8 @@ enum nib_head {
     NIB_HEAD_TOKEN // it ends at NIB_SIGN_HEAD_END
 };
 
-// Messages that make one turn: all the assistant says, all results of tools, or one message of anybody else.
+// Messages that make one turn: what the assistant says at a time (reasoning, a text, calls), all results of tools, or one
+// message of anybody else.
 struct nib_turn {
     enum nib_role role;
     const struct nib_message *messages; /* [count] */

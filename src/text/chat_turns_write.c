@@ -9,17 +9,26 @@ nib_status nib_turns_out_of_memory(const struct nib_chat *chat, struct nib_error
                     chat->format->name);
 }
 
+// Whether a message of the assistant stands in the turn of the one before it: reasoning, a text, calls, each once and in this
+// order. What was said behind a text or a call was said in a turn of its own; an empty text says nothing.
+static bool goes_on(const struct nib_message *before, const struct nib_message *message)
+{
+    return nib_is_call(message) || nib_is_reasoning(before) ||
+           (!nib_is_reasoning(message) && message->text.size == 0);
+}
+
 // Start from {0}; false behind the last.
 static bool next_turn(const struct nib_conversation *conversation, struct nib_turn *turn)
 {
     size_t first = turn->first + turn->count, end = first;
     if (first >= conversation->message_count)
         return false;
-    enum nib_role role = conversation->messages[first].role;
-    bool several = role == NIB_ROLE_ASSISTANT || role == NIB_ROLE_TOOL;
+    const struct nib_message *messages = conversation->messages;
+    enum nib_role role = messages[first].role;
     do
         end++;
-    while (several && end < conversation->message_count && conversation->messages[end].role == role);
+    while (end < conversation->message_count && messages[end].role == role &&
+           (role == NIB_ROLE_TOOL || (role == NIB_ROLE_ASSISTANT && goes_on(&messages[end - 1], &messages[end]))));
     *turn = (struct nib_turn){role, conversation->messages + first, end - first, first};
     return true;
 }

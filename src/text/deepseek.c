@@ -129,11 +129,12 @@ static enum nib_role role_before(const struct nib_conversation *conversation, si
     return index ? conversation->messages[index - 1].role : NIB_ROLE_USER;
 }
 
-// Behind results of tools the assistant's turn simply goes on.
+// Behind results of tools the assistant's turn simply goes on; V3.1's does behind its own words, too.
 static bool put_assistant(const struct nib_chat *chat, const struct nib_conversation *conversation,
                           const struct nib_turn *turn, size_t reasons_from, struct nib_pieces *pieces)
 {
-    bool begins = role_before(conversation, turn->first) != NIB_ROLE_TOOL, fine = true;
+    enum nib_role before = role_before(conversation, turn->first);
+    bool begins = before != NIB_ROLE_TOOL && !(before == NIB_ROLE_ASSISTANT && chooses(chat)), fine = true;
     if (begins)
         fine = nib_pieces_put_words(pieces, chat, "<｜Assistant｜>");
     if (fine && nib_turn_reasons(turn, reasons_from))

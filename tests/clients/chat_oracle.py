@@ -85,7 +85,7 @@ def cases():
         for head in ((), (system,)):
             for body in ((hi,), (hi, hello, ask), (hi, thought, ask), (hi, hello, ask, calls, *results),
                          (hi, thought, ask, thinking, *results), (ask, silent, result("time", 2, "noon")),
-                         (ask, calls, *results, hello, hi), (ask, thinking, *results, thought, hi)):
+                         (hi, hello, thought, ask), (ask, calls, *results, hello, hi), (ask, thinking, *results, thought, hi)):
                 if tools or not any("tool_calls" in message for message in body):
                     yield list(tools), [*head, *body]
 

@@ -71,6 +71,75 @@ static void memory_of_tools_is_the_parsers(void **state)
     nib_chat_close(chat);
 }
 
+// Without a system's turn in front.
+static void expect_turns(const struct nib_chat *chat, const struct nib_conversation *conversation,
+                         const char *expected)
+{
+    struct nib_pieces pieces = {0};
+    assert_int_equal(nib_chat_render(chat, conversation, &pieces, NULL), NIB_OK);
+    char *text = spell_pieces(chat, &pieces, 0);
+    const char *found = strstr(text, expected);
+    if (!found || strlen(found) != strlen(expected))
+        fail_msg("%s: %s", nib_chat_name(chat), text);
+    free(text);
+    nib_pieces_free(&pieces);
+}
+
+// As the models' templates have it: a turn for each; only DeepSeek-V3.1's says just once who speaks.
+static void what_the_assistant_says_twice_is_two_turns(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *format, *absent, *expected;
+    } cases[] = {
+        {"chatml", NULL,
+         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n<|im_start|>assistant\nB\n<tool_"
+         "call>\n"
+         "{\"name\": \"f\", \"arguments\": "
+         "{}}\n</tool_call><|im_end|>\n<|im_start|>assistant\n<think>\nOld.\n</think>\n\nC<|im_end|>\n"},
+        {"mimo", NULL,
+         "<|im_start|>user\nHi<|im_end|><|im_start|>assistant\n<think></"
+         "think>A<|im_end|><|im_start|>assistant\n<think>"
+         "</think>B<tool_call>\n<function=f>\n</function>\n</"
+         "tool_call><|im_end|><|im_start|>assistant\n<think>Old.</think>C"
+         "<|im_end|>"},
+        {"minimax", NULL,
+         "]~b]user\nHi[e~[\n]~b]ai\nA[e~[\n]~b]ai\nB\n<minimax:tool_call>\n<invoke name=\"f\">\n</invoke>\n"
+         "</minimax:tool_call>[e~[\n]~b]ai\n<think>\nOld.\n</think>\n\nC[e~[\n"},
+        {"kimi", NULL,
+         "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|><think></think>A<|im_end|>"
+         "<|im_assistant|>assistant<|im_middle|><think></"
+         "think>B<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+         "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|><|im_end|><|im_assistant|>"
+         "assistant"
+         "<|im_middle|><think></think>C<|im_end|>"},
+        {"deepseek", NULL,
+         "<｜User｜>Hi<｜Assistant｜></"
+         "think>A<｜end▁of▁sentence｜>B<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}"
+         "<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>C<｜end▁of▁sentence｜>"},
+        {"deepseek", "<｜search▁begin｜>",
+         "<｜User｜>Hi<｜Assistant｜>A<｜end▁of▁sentence｜><｜Assistant｜>B<｜tool▁calls▁begin｜><"
+         "｜tool▁call▁begin｜>function"
+         "<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜><"
+         "｜Assistant｜>C"
+         "<｜end▁of▁sentence｜>"},
+    };
+    const struct nib_message messages[] = {nib_message_user(nib_text_of("Hi")),
+                                           nib_message_answer(nib_text_of("A")),
+                                           nib_message_answer(nib_text_of("B")),
+                                           nib_message_call(nib_text_of("functions.f"), nib_text_of("{}")),
+                                           nib_message_answer(nib_text_of("")), // white space behind a call
+                                           nib_message_reasoning(nib_text_of("Old.")),
+                                           nib_message_answer(nib_text_of("C"))};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct turn_vocabulary vocabulary = {.absent = {cases[i].absent}};
+        struct nib_chat *chat = open_turns(&vocabulary, cases[i].format);
+        struct nib_conversation conversation = {.messages = messages, .message_count = 7, .no_reply = true};
+        expect_turns(chat, &conversation, cases[i].expected);
+        nib_chat_close(chat);
+    }
+}
+
 static void expect_format(const char *of_vocabulary, const char *model_type, const char *expected)
 {
     struct turn_vocabulary vocabulary = {.format = nib_chat_format_find(of_vocabulary)};
@@ -106,6 +175,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_stream_comes_back),
         cmocka_unit_test(memory_of_tools_is_the_parsers),
+        cmocka_unit_test(what_the_assistant_says_twice_is_two_turns),
         cmocka_unit_test(vocabulary_and_model_choose_the_format),
     };
     return cmocka_run_group_tests_name("chat_turns", tests, NULL, NULL);
