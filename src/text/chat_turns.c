@@ -9,12 +9,12 @@ enum { BETWEEN, ROLE, REPLY, THINK, TEXT, CALL };
 
 enum { ROLE_BYTES = 64 }; // a longer role is none
 
-static bool is_all_space(struct nib_text text)
+static size_t leading_space(struct nib_text text)
 {
-    for (size_t i = 0; i < text.size; i++)
-        if (!nib_is_space(text.bytes[i]))
-            return false;
-    return true;
+    size_t size = 0;
+    while (size < text.size && nib_is_space(text.bytes[size]))
+        size++;
+    return size;
 }
 
 static const struct nib_turn_grammar *grammar_of(const struct nib_chat_parser *parser)
@@ -38,6 +38,15 @@ static void mark_header(struct nib_chat_parser *parser, int32_t token)
     nib_parser_mark(parser, &parser->header_marks, parser->header.buffer.size, token);
 }
 
+// A tag that is shown as such, within an argument of the call that is being read, is a part of that argument.
+static bool is_in_argument(const struct nib_chat_parser *parser, int32_t token)
+{
+    const struct nib_vocabulary *vocabulary = &parser->chat->vocabulary;
+    return parser->state == CALL && grammar_of(parser)->in_argument &&
+           vocabulary->bytes(vocabulary->self, token).size &&
+           grammar_of(parser)->in_argument(nib_writer_text(&parser->header));
+}
+
 // ---- messages begin, go on and end
 
 void nib_turns_begin(struct nib_chat_parser *parser, enum nib_chat_from from)
@@ -54,6 +63,17 @@ static void start_text(struct nib_chat_parser *parser, const char *channel)
     parser->open.channel = nib_text_of(channel);
     nib_parser_begin(parser);
     parser->state = TEXT;
+}
+
+// Of the white space behind a tag what stands in the text's own line: the first line may be indented.
+static struct nib_text indentation(const struct nib_chat_parser *parser)
+{
+    struct nib_text header = nib_writer_text(&parser->header);
+    size_t marks = parser->header_marks.count, from = marks ? parser->header_marks.items[marks - 1].at : 0,
+           at = header.size;
+    while (at > from && (header.bytes[at - 1] == ' ' || header.bytes[at - 1] == '\t'))
+        at--;
+    return at < header.size ? (struct nib_text){header.bytes + at, header.size - at} : (struct nib_text){0};
 }
 
 // Newlines that were held back are text after all.
@@ -237,7 +257,8 @@ bool nib_turn_put_markup(struct nib_chat_parser *parser, const struct nib_tool_m
 
 static bool push_call(struct nib_chat_parser *parser, int32_t token)
 {
-    if (!is_assistant(parser) || (reasons(parser) && !grammar_of(parser)->calls_end_reasoning))
+    if (!is_assistant(parser) || is_in_argument(parser, token) ||
+        (reasons(parser) && !grammar_of(parser)->calls_end_reasoning))
         return false;
     if (parser->state == TEXT || parser->state == BETWEEN)
         open_next(parser, CALL);
@@ -262,7 +283,7 @@ static bool push_call_end(struct nib_chat_parser *parser, int32_t token)
         close_message(parser, NIB_END_CALL, token);
         return true;
     }
-    if (parser->state != CALL)
+    if (parser->state != CALL || is_in_argument(parser, token))
         return false;
     mark_header(parser, token);
     if (!grammar_of(parser)->read_calls || !grammar_of(parser)->read_calls(parser))
@@ -388,6 +409,21 @@ static bool push_sign(struct nib_chat_parser *parser, enum nib_sign sign, int32_
     return false;
 }
 
+static void push_first_bytes(struct nib_chat_parser *parser, struct nib_text bytes)
+{
+    size_t space = leading_space(bytes);
+    if (space < bytes.size || parser->header.buffer.size + bytes.size <= ROLE_BYTES) {
+        nib_parser_put_header(parser, (struct nib_text){bytes.bytes, space});
+        bytes = (struct nib_text){bytes.bytes + space, bytes.size - space};
+    }
+    if (!bytes.size)
+        return;
+    start_text(parser, parser->state == THINK ? "analysis" : "final");
+    parser->written.text_from_header = indentation(parser).size;
+    put_text(parser, indentation(parser));
+    put_text(parser, bytes);
+}
+
 static void push_bytes(struct nib_chat_parser *parser, struct nib_text bytes)
 {
     if (parser->state == BETWEEN)
@@ -396,13 +432,10 @@ static void push_bytes(struct nib_chat_parser *parser, struct nib_text bytes)
         nib_parser_put_header(parser, bytes);
     } else if (parser->state == ROLE) {
         push_to_role(parser, bytes);
-    } else if (parser->state != TEXT && is_all_space(bytes) &&
-               parser->header.buffer.size + bytes.size <= ROLE_BYTES) {
-        nib_parser_put_header(parser, bytes);
-    } else {
-        if (parser->state != TEXT)
-            start_text(parser, parser->state == THINK ? "analysis" : "final");
+    } else if (parser->state == TEXT) {
         put_text(parser, bytes);
+    } else {
+        push_first_bytes(parser, bytes);
     }
 }
 

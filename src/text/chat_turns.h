@@ -51,6 +51,8 @@ struct nib_turn_grammar {
     // The header, from NIB_SIGN_CALL to NIB_SIGN_CALL_END, holds calls: gives each to nib_turn_put_call. False: they cannot
     // be read, and none has been given. NULL: calls are read by read_name.
     bool (*read_calls)(struct nib_chat_parser *parser);
+    // Whether a header ends within an argument of a call, so that a tag of calls there is text. NULL: never.
+    bool (*in_argument)(struct nib_text header);
     // The header ends before a call's arguments: fills in recipient and id. NULL: no NIB_SIGN_ARGUMENTS is expected.
     void (*read_name)(struct nib_chat_parser *parser);
 

@@ -168,6 +168,18 @@ static bool read_calls(struct nib_chat_parser *parser)
     return read;
 }
 
+// In a string of the call's JSON.
+static bool in_argument(struct nib_text header)
+{
+    bool string = false;
+    for (size_t i = 0; i < header.size; i++)
+        if (header.bytes[i] == '"')
+            string = !string;
+        else if (string && header.bytes[i] == '\\')
+            i++;
+    return string;
+}
+
 static const char *call_end(const struct nib_chat *chat)
 {
     (void)chat;
@@ -177,6 +189,7 @@ static const char *call_end(const struct nib_chat *chat)
 static const struct nib_turn_grammar grammar = {
     .head = NIB_HEAD_LINE,
     .read_calls = read_calls,
+    .in_argument = in_argument,
     .put_system = put_system,
     .put_turn = put_turn,
     .put_reply = put_reply,

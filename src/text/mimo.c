@@ -191,9 +191,15 @@ static bool read_calls(struct nib_chat_parser *parser)
     return nib_turn_put_markup(parser, &markup);
 }
 
+static bool in_argument(struct nib_text header)
+{
+    return nib_markup_in_argument(&markup, header);
+}
+
 static const struct nib_turn_grammar grammar = {
     .head = NIB_HEAD_LINE,
     .read_calls = read_calls,
+    .in_argument = in_argument,
     .put_system = put_system,
     .put_turn = put_turn,
     .put_reply = put_reply,

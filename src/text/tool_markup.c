@@ -186,20 +186,22 @@ static bool take_name(struct nib_text *text, struct nib_text *name)
     return name->size > 0;
 }
 
-// Up to the end tag behind which the call goes on as it must: a value may have such a tag in it. Passes it.
+// Whether an argument ends here: a value may have such a tag in it, but behind the last one the call goes on as it must.
+static bool argument_ends(struct nib_text text, const struct nib_tool_markup *markup)
+{
+    if (!take(&text, markup->argument_end))
+        return false;
+    skip_space(&text);
+    return begins(text, markup->argument) || begins(text, markup->call_end);
+}
+
+// Up to the end tag, which it passes.
 static bool take_value(struct nib_text *text, const struct nib_tool_markup *markup, struct nib_text *value)
 {
     *value = (struct nib_text){text->bytes, 0};
     while (text->size) {
-        struct nib_text rest = *text;
-        if (take(&rest, markup->argument_end)) {
-            struct nib_text behind = rest;
-            skip_space(&behind);
-            if (begins(behind, markup->argument) || begins(behind, markup->call_end)) {
-                *text = rest;
-                return true;
-            }
-        }
+        if (argument_ends(*text, markup))
+            return take(text, markup->argument_end);
         skip(text, 1);
         value->size++;
     }
@@ -304,6 +306,18 @@ json_t *nib_markup_read(const struct nib_tool_markup *markup, struct nib_text te
         return calls;
     json_decref(calls);
     return NULL;
+}
+
+bool nib_markup_in_argument(const struct nib_tool_markup *markup, struct nib_text text)
+{
+    bool within = false;
+    text = nib_text_trimmed(text);
+    for (; text.size; skip(&text, 1))
+        if (!within)
+            within = begins(text, markup->argument);
+        else if (argument_ends(text, markup) || nib_text_equal(text, nib_text_of(markup->argument_end)))
+            within = false; // the last end tag ends an argument whatever follows
+    return within;
 }
 
 bool nib_markup_reads_as(const struct nib_tool_markup *markup, struct nib_text text, unsigned types,

@@ -19,6 +19,9 @@ struct nib_tool_markup {
 json_t *nib_markup_read(const struct nib_tool_markup *markup, struct nib_text text,
                         const struct nib_tool *tools /* [count] */, size_t count);
 
+// Whether a text of calls ends within an argument's value.
+bool nib_markup_in_argument(const struct nib_tool_markup *markup, struct nib_text text);
+
 // What stands between call and call_end. Arguments that are no JSON object are written as they are.
 void nib_markup_write_arguments(struct nib_writer *out, const struct nib_tool_markup *markup,
                                 struct nib_text arguments);

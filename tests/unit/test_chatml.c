@@ -113,7 +113,23 @@ static void replies_are_reasoning_answers_and_calls(void **state)
         a, "commentary", "functions.f", "{\"arguments\": {\"arguments\": 1}}", NIB_END_CALL, ""};
     from_reply("<tool_call>{\"name\": \"f\", \"arguments\": {\"arguments\": {\"arguments\": 1}}}</tool_call>",
                &nested, 1);
+    static const char tags[] = "{\"s\": \"\\\"<tool_call>\\\\</tool_call>\", \"t\": \"<think>\"}";
+    char stream[200];
+    snprintf(stream, sizeof stream, "<tool_call>\n{\"name\": \"f\", \"arguments\": %s}\n</tool_call>", tags);
+    from_reply(stream, &(struct expected_message){a, "commentary", "functions.f", tags, NIB_END_CALL, ""}, 1);
     from_reply("<tool_call>\n{\"name\": \"g\", \"arguments\": null}\n</tool_call>", &calls[2], 1);
+}
+
+static void the_first_line_may_be_indented(void **state)
+{
+    (void)state;
+    const enum nib_role a = NIB_ROLE_ASSISTANT;
+    const struct expected_message indented[] = {{a, "analysis", "", "  - So.", NIB_END_MESSAGE, ""},
+                                                {a, "final", "", "    return x", NIB_END_MESSAGE, ""},
+                                                {a, "commentary", "functions.f", "{}", NIB_END_CALL, ""}};
+    from_reply("<think>\n  - So.\n</think>\n \n    return x\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n"
+               "</tool_call>",
+               indented, 3);
 }
 
 static void what_is_odd_is_text(void **state)
@@ -144,6 +160,7 @@ int main(void)
         cmocka_unit_test(tools_are_told),
         cmocka_unit_test(demanded_replies_are_begun),
         cmocka_unit_test(replies_are_reasoning_answers_and_calls),
+        cmocka_unit_test(the_first_line_may_be_indented),
         cmocka_unit_test(what_is_odd_is_text),
     };
     return cmocka_run_group_tests_name("chatml", tests, open_chat, close_chat);

@@ -136,8 +136,19 @@ static void replies(void **state)
                     "<think>Hm.</think>Yes.<tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n"
                     "</tool_call><tool_call><function=f></function></tool_call><|im_end|>",
                     thought, 4);
+    // Tags within an argument are its text.
+    expect_messages(chat, NULL, 0, NIB_CHAT_FROM_REPLY,
+                    "<tool_call>\n<function=f>\n<parameter=a>Write <tool_call>, then </tool_call>.</parameter>\n"
+                    "</function>\n</tool_call><|im_end|>",
+                    &(struct expected_message){a, "commentary", "functions.f",
+                                               "{\"a\": \"Write <tool_call>, then </tool_call>.\"}", NIB_END_CALL,
+                                               ""},
+                    1);
+    static const char endless[] = "<tool_call>\n<function=f>\n<parameter=a>1\n</tool_call>";
+    expect_messages(chat, NULL, 0, NIB_CHAT_FROM_REPLY, endless,
+                    &(struct expected_message){a, "final", "", endless, NIB_END_TRUNCATED, ""}, 1);
     static const char *const odd[] = {
-        "<tool_call>\n<function=f>\n<parameter=a>1\n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</tool_call>",
         "<tool_call>\n<function=f>\n<parameter=a>1</parameter>\n<parameter=a>2</parameter></function></tool_call>",
         "<tool_call>\n<function=>\n</function></tool_call>", "<tool_call>{\"name\": \"f\"}</tool_call>",
         "<tool_call></tool_call>"};
