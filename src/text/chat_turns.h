@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "text/chat_format.h"
+#include "text/json_text.h"
 
 // What a control token means where it has a meaning at all.
 enum nib_sign {
@@ -145,9 +146,6 @@ nib_status nib_turns_write_tools(struct nib_writer *out, const struct nib_conver
 
 // {"name", "description", "parameters"} as far as they are there, new; NULL with a message when it cannot be made.
 json_t *nib_tool_json(const struct nib_tool *tool, struct nib_error *err);
-
-// json_dumps with these flags.
-void nib_write_json(struct nib_writer *out, const json_t *json, size_t flags);
 
 // A copy of what was written, as a piece; frees the writer. False when memory is or was out.
 bool nib_pieces_put_written(struct nib_pieces *pieces, struct nib_writer *writer);

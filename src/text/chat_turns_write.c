@@ -151,7 +151,7 @@ json_t *nib_tool_json(const struct nib_tool *tool, struct nib_error *err)
 {
     json_t *parameters = NULL, *json = json_object();
     if (tool->parameters.size) {
-        parameters = json_loadb(tool->parameters.bytes, tool->parameters.size, 0, NULL);
+        parameters = json_loadb(tool->parameters.bytes, tool->parameters.size, JSON_ALLOW_NUL, NULL);
         if (!parameters) {
             json_decref(json);
             nib_fail(err, NIB_ERR_ARGUMENT, "the parameters of the tool %.*s are not JSON", (int)tool->name.size,
@@ -206,15 +206,6 @@ nib_status nib_turns_put_system(const struct nib_chat *chat, const struct nib_co
     fine = fine && (conversation->tool_count == 0 || nib_pieces_put_words(pieces, chat, how_to_call)) &&
            nib_pieces_put_words(pieces, chat, end);
     return fine ? NIB_OK : nib_turns_out_of_memory(chat, err);
-}
-
-void nib_write_json(struct nib_writer *out, const json_t *json, size_t flags)
-{
-    char *dumped = json_dumps(json, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
-    out->failed |= !dumped;
-    if (dumped)
-        nib_write_string(out, dumped);
-    free(dumped);
 }
 
 bool nib_pieces_put_written(struct nib_pieces *pieces, struct nib_writer *writer)

@@ -121,6 +121,9 @@ static nib_status put_reply(const struct nib_chat *chat, const struct nib_conver
 
 // ---- parsing
 
+// The arguments are passed on as they were written, so numbers may be as large as they like and strings may hold a NUL.
+enum { LENIENT = JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL };
+
 // The bytes of a call's arguments as the model wrote them.
 static struct nib_text arguments_in(struct nib_text call, const json_t *arguments)
 {
@@ -135,8 +138,8 @@ static struct nib_text arguments_in(struct nib_text call, const json_t *argument
         value++;
         value += strspn(call.bytes + value, " \t\r\n");
         json_error_t end;
-        json_t *read =
-            json_loadb(call.bytes + value, call.size - value, JSON_DISABLE_EOF_CHECK | JSON_DECODE_ANY, &end);
+        json_t *read = json_loadb(call.bytes + value, call.size - value,
+                                  LENIENT | JSON_DISABLE_EOF_CHECK | JSON_DECODE_ANY, &end);
         bool same = read && json_equal(read, arguments);
         json_decref(read);
         if (same && end.position > 0)
@@ -149,7 +152,7 @@ static struct nib_text arguments_in(struct nib_text call, const json_t *argument
 static bool read_calls(struct nib_chat_parser *parser)
 {
     struct nib_text header = nib_writer_text(&parser->header); // ends with a NUL
-    json_t *call = header.size ? json_loadb(header.bytes, header.size, 0, NULL) : NULL;
+    json_t *call = header.size ? json_loadb(header.bytes, header.size, LENIENT, NULL) : NULL;
     const json_t *name = json_object_get(call, "name"), *arguments = json_object_get(call, "arguments");
     struct nib_text written = {0};
     bool read = json_string_length(name) > 0 && arguments;

@@ -4,8 +4,8 @@
 #include "text/harmony.h"
 
 #include "base/error.h"
+#include "text/json_text.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 
 enum { DEEPEST = 64 };
@@ -43,26 +43,6 @@ static void put_comment(struct type_writer *to, const json_t *string, size_t ind
     put(to, "\n");
 }
 
-// A value as compact JSON, its reals in as few digits as read back the same.
-static void put_json(struct type_writer *to, const json_t *value)
-{
-    for (size_t digits = 15; digits <= 17; digits++) {
-        char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
-        if (!text) {
-            to->out->failed = true;
-            return;
-        }
-        json_t *back = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-        bool same = json_equal(back, value);
-        json_decref(back);
-        if (same || digits == 17)
-            put(to, text);
-        free(text);
-        if (same)
-            return;
-    }
-}
-
 static bool is_enum(const json_t *schema)
 {
     return json_array_size(json_object_get(schema, "enum")) > 0;
@@ -74,7 +54,7 @@ static void put_default(struct type_writer *to, const json_t *schema, bool bare_
     const json_t *value = json_object_get(schema, "default");
     put(to, "default: ");
     if (!json_is_string(value) || (is_enum(schema) && !bare_enum)) {
-        put_json(to, value);
+        nib_write_json(to->out, value, JSON_COMPACT);
         return;
     }
     const char *quote = is_enum(schema) ? "" : "\"";

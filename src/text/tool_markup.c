@@ -4,6 +4,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "text/json_text.h"
 #include "text/schema_compiler.h"
 
 // ---- types
@@ -106,6 +107,21 @@ static bool write_string(struct nib_writer *out, struct nib_text text)
     return dumped != NULL;
 }
 
+// The type that the text has as JSON; 0: it is none. Whole numbers may be larger than jansson's.
+static unsigned type_as_json(struct nib_text text)
+{
+    static const size_t flags = JSON_DECODE_ANY | JSON_ALLOW_NUL;
+    const char *bytes = text.bytes ? text.bytes : "";
+    json_error_t error;
+    json_t *read = json_loadb(bytes, text.size, flags, &error);
+    bool large = !read && json_error_code(&error) == json_error_numeric_overflow;
+    if (large)
+        read = json_loadb(bytes, text.size, flags | JSON_DECODE_INT_AS_REAL, NULL);
+    unsigned type = !read ? 0 : large && json_is_real(read) ? NIB_MARKUP_INTEGERS : type_of(read);
+    json_decref(read);
+    return type;
+}
+
 // As JSON of one of `types`, in the words of the text where it is that already; a string when it can be nothing else.
 static bool write_value_of(struct nib_writer *out, const struct nib_tool_markup *markup, struct nib_text text,
                            unsigned types)
@@ -121,18 +137,29 @@ static bool write_value_of(struct nib_writer *out, const struct nib_tool_markup 
         return true;
     }
     unsigned parsed = types & (NIB_MARKUP_INTEGERS | NIB_MARKUP_NUMBERS | NIB_MARKUP_OBJECTS | NIB_MARKUP_ARRAYS);
-    json_t *read = parsed ? json_loadb(word.bytes ? word.bytes : "", word.size, JSON_DECODE_ANY, NULL) : NULL;
-    bool fits = read && (type_of(read) & parsed);
-    json_decref(read);
-    if (!fits)
+    if (!parsed || !(type_as_json(word) & parsed))
         return write_string(out, text);
     nib_write_text(out, word);
     return true;
 }
 
+// What the arguments' schema stands for; it may be a reference into itself.
+static const json_t *follow_all(const json_t *root)
+{
+    const json_t *schema = root, *next = nib_markup_follow(root, root);
+    for (int depth = 0; next && next != schema && depth < SCHEMA_DEPTH; depth++) {
+        schema = next;
+        next = nib_markup_follow(root, schema);
+    }
+    return schema;
+}
+
 static unsigned argument_types(const json_t *parameters, const char *name)
 {
-    const json_t *schema = json_object_get(json_object_get(parameters, "properties"), name);
+    const json_t *object = follow_all(parameters), *schema = json_object_get(object, "properties");
+    schema = json_object_get(schema, name);
+    if (!schema)
+        schema = json_object_get(object, "additionalProperties");
     unsigned types = nib_markup_types(parameters, schema);
     if (types)
         return types;
@@ -264,7 +291,7 @@ static json_t *parameters_of(struct nib_text name, const struct nib_tool *tools,
     for (size_t i = 0; i < count; i++)
         if (nib_text_equal(tools[i].name, name))
             return json_loadb(tools[i].parameters.bytes ? tools[i].parameters.bytes : "", tools[i].parameters.size,
-                              0, NULL);
+                              JSON_ALLOW_NUL, NULL);
     return NULL;
 }
 
@@ -326,7 +353,8 @@ bool nib_markup_reads_as(const struct nib_tool_markup *markup, struct nib_text t
     struct nib_writer out = {0};
     bool whole = !text.size || !memmem(text.bytes, text.size, markup->argument_end, strlen(markup->argument_end));
     bool read = whole && write_value_of(&out, markup, without_breaks(text), types) && !out.failed;
-    json_t *back = read ? json_loadb(out.buffer.data, out.buffer.size, JSON_DECODE_ANY, NULL) : NULL;
+    json_t *back =
+        read ? json_loadb(out.buffer.data, out.buffer.size, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL) : NULL;
     bool same = back && nib_schema_same(back, value);
     json_decref(back);
     nib_bytes_free(&out.buffer);
@@ -344,17 +372,15 @@ void nib_markup_write_value(struct nib_writer *out, const struct nib_tool_markup
     } else if (json_is_boolean(value)) {
         nib_write_string(out, json_is_true(value) ? markup->yes : markup->no);
     } else {
-        char *dumped = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
-        out->failed |= !dumped;
-        nib_write_string(out, dumped ? dumped : "");
-        free(dumped);
+        nib_write_json(out, value, 0);
     }
 }
 
 void nib_markup_write_arguments(struct nib_writer *out, const struct nib_tool_markup *markup,
                                 struct nib_text arguments)
 {
-    json_t *read = arguments.size ? json_loadb(arguments.bytes, arguments.size, 0, NULL) : NULL, *value;
+    json_t *read = arguments.size ? json_loadb(arguments.bytes, arguments.size, JSON_ALLOW_NUL, NULL) : NULL,
+           *value;
     const char *key;
     if (arguments.size && !json_is_object(read)) {
         nib_write_text(out, arguments);

@@ -71,6 +71,15 @@ static void tools_are_told(void **state)
         "json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n"
         "{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n",
         "");
+    struct nib_tool odd = tool;
+    odd.parameters = nib_text_of("{\"const\": \"\\u0000\", \"maximum\": 0.30000000000000004}");
+    conversation.tools = &odd;
+    struct nib_pieces pieces = {0};
+    assert_int_equal(nib_chat_render(chat, &conversation, &pieces, NULL), NIB_OK);
+    char *prompt = spell_pieces(chat, &pieces, 0);
+    assert_non_null(strstr(prompt, "{\"const\": \"\\u0000\", \"maximum\": 0.30000000000000004}"));
+    free(prompt);
+    nib_pieces_free(&pieces);
     struct nib_tool broken = tool;
     broken.parameters = nib_text_of("{");
     conversation.tools = &broken;
@@ -117,6 +126,9 @@ static void replies_are_reasoning_answers_and_calls(void **state)
     char stream[200];
     snprintf(stream, sizeof stream, "<tool_call>\n{\"name\": \"f\", \"arguments\": %s}\n</tool_call>", tags);
     from_reply(stream, &(struct expected_message){a, "commentary", "functions.f", tags, NIB_END_CALL, ""}, 1);
+    static const char large[] = "{\"id\": 12345678901234567890, \"s\": \"\\u0000\"}";
+    snprintf(stream, sizeof stream, "<tool_call>\n{\"name\": \"f\", \"arguments\": %s}\n</tool_call>", large);
+    from_reply(stream, &(struct expected_message){a, "commentary", "functions.f", large, NIB_END_CALL, ""}, 1);
     from_reply("<tool_call>\n{\"name\": \"g\", \"arguments\": null}\n</tool_call>", &calls[2], 1);
 }
 

@@ -101,6 +101,9 @@ static void replies_are_typed_by_the_tool(void **state)
     } cases[] = {
         {"<parameter=i>7</parameter>", "{\"i\": 7}"},
         {"<parameter=i>7.5</parameter>", "{\"i\": \"7.5\"}"},
+        {"<parameter=i>12345678901234567890</parameter>", "{\"i\": 12345678901234567890}"},
+        {"<parameter=a>[-12345678901234567890]</parameter>", "{\"a\": [-12345678901234567890]}"},
+        {"<parameter=x>-12345678901234567890</parameter>", "{\"x\": -12345678901234567890}"},
         {"<parameter=x>0.1</parameter><parameter=b>True</parameter>", "{\"x\": 0.1, \"b\": true}"},
         {"<parameter=a>[1, \"x\"]</parameter>", "{\"a\": [1, \"x\"]}"},
         {"<parameter=a>[1, </parameter>", "{\"a\": \"[1, \"}"},
@@ -120,6 +123,25 @@ static void replies_are_typed_by_the_tool(void **state)
         expect_messages(
             chat, &sized, 1, NIB_CHAT_FROM_REPLY, stream,
             &(struct expected_message){a, "commentary", "functions.f", cases[i].expected, NIB_END_CALL, ""}, 1);
+    }
+}
+
+// A recursive model's schema is a reference, and additional arguments may have one of their own.
+static void types_of_arguments_are_found(void **state)
+{
+    (void)state;
+    static const char *const schemas[] = {
+        "{\"$ref\": \"#/o\", \"o\": {\"properties\": {\"i\": {\"type\": \"integer\"}}}}",
+        "{\"type\": \"object\", \"additionalProperties\": {\"type\": \"integer\"}}",
+        "{\"allOf\": [{\"$ref\": \"#/o\"}], \"o\": {\"additionalProperties\": {\"const\": 7}}}",
+        "{\"$ref\": \"#\"}"};
+    for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
+        const struct nib_tool tool = {.name = nib_text_of("f"), .parameters = nib_text_of(schemas[i])};
+        expect_messages(chat, &tool, 1, NIB_CHAT_FROM_REPLY,
+                        "<tool_call>\n<function=f>\n<parameter=i>7</parameter>\n</function>\n</tool_call>",
+                        &(struct expected_message){NIB_ROLE_ASSISTANT, "commentary", "functions.f",
+                                                   i < 3 ? "{\"i\": 7}" : "{\"i\": \"7\"}", NIB_END_CALL, ""},
+                        1);
     }
 }
 
@@ -163,6 +185,7 @@ int main(void)
         cmocka_unit_test(prompts_are_as_mimo_reads_them),
         cmocka_unit_test(tools_are_told),
         cmocka_unit_test(replies_are_typed_by_the_tool),
+        cmocka_unit_test(types_of_arguments_are_found),
         cmocka_unit_test(replies),
     };
     return cmocka_run_group_tests_name("mimo", tests, open_chat, close_chat);
