@@ -22,11 +22,7 @@ static bool read_schema(struct nib_chat_request *request, const struct nib_field
         return nib_field_fail(fields, "schema", "invalid_type", "'%sschema' must be an object.", fields->path);
     if (!request->format.name.size)
         request->format.name = nib_text_of("answer");
-    char *text = json_dumps(request->schema, JSON_COMPACT);
-    struct nib_text dumped = nib_text_of(text);
-    request->format.schema =
-        (struct nib_text){text ? nib_arena_copy(&request->arena, text, dumped.size) : NULL, dumped.size};
-    free(text);
+    request->format.schema = nib_chat_request_json(request, request->schema);
     return request->format.schema.bytes || nib_api_fail(fields->error, 500, NULL, NULL, "out of memory");
 }
 

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "text/json_text.h"
+
 #define MAX_MESSAGES 4096
 #define MAX_TOOLS 512
 
@@ -62,6 +64,16 @@ struct nib_text nib_function_recipient(struct nib_chat_request *request, struct 
     memcpy(full, prefix, size);
     memcpy(full + size, name.bytes, name.size);
     return (struct nib_text){full, size + name.size};
+}
+
+struct nib_text nib_chat_request_json(struct nib_chat_request *request, const json_t *json)
+{
+    struct nib_writer out = {0};
+    nib_write_json(&out, json, JSON_COMPACT);
+    struct nib_text text = nib_writer_text(&out);
+    text.bytes = out.failed ? NULL : nib_arena_copy(&request->arena, text.bytes, text.size);
+    nib_bytes_free(&out.buffer);
+    return text;
 }
 
 // ---- content ----
@@ -164,13 +176,15 @@ static bool read_call(struct nib_chat_request *request, const struct nib_fields 
 
 static bool read_assistant(struct nib_chat_request *request, const struct nib_fields *fields)
 {
-    struct nib_text reasoning = {0}, content = {0};
+    struct nib_text reasoning = {0}, content = {0}, refusal = {0};
     const json_t *calls = NULL;
     if (!nib_field_text(fields, "reasoning", &reasoning) ||
         !nib_field_text(fields, "reasoning_content", &reasoning) ||
         !nib_read_content(request, fields, "content", text_parts, &content) ||
-        !nib_field_array(fields, "tool_calls", 128, &calls))
+        !nib_field_text(fields, "refusal", &refusal) || !nib_field_array(fields, "tool_calls", 128, &calls))
         return false;
+    if (!content.size)
+        content = refusal; // said in place of an answer
     bool calling = json_array_size(calls) > 0;
     if (reasoning.size) {
         struct nib_message message = nib_message_reasoning(reasoning);
@@ -258,11 +272,7 @@ static bool read_parameters(struct nib_chat_request *request, const struct nib_f
     if (!json_is_object(parameters))
         return nib_field_fail(fields, "parameters", "invalid_type", "'%sparameters' must be a JSON schema object.",
                               fields->path);
-    char *text = json_dumps(parameters, JSON_COMPACT);
-    struct nib_text dumped = nib_text_of(text);
-    tool->parameters =
-        (struct nib_text){text ? nib_arena_copy(&request->arena, text, dumped.size) : NULL, dumped.size};
-    free(text);
+    tool->parameters = nib_chat_request_json(request, parameters);
     return tool->parameters.bytes || out_of_memory(fields->error);
 }
 
@@ -326,15 +336,15 @@ static bool read_tool_choice(struct nib_chat_request *request, const struct nib_
 {
     static const char *const words[] = {"none", "auto", "required", NULL};
     const json_t *choice = nib_field(fields, "tool_choice");
-    int word = request->n_tools ? NIB_TOOLS_AUTO : NIB_TOOLS_NONE;
+    int word = NIB_TOOLS_AUTO;
     if (json_is_object(choice))
         return read_named_choice(request, fields, choice, flat);
     if (!nib_field_choice(fields, "tool_choice", words, &word))
         return false;
-    request->tool_choice = (enum nib_tool_choice)word;
-    if (request->tool_choice == NIB_TOOLS_REQUIRED && !request->n_tools)
+    if (word == NIB_TOOLS_REQUIRED && !request->n_tools)
         return nib_field_fail(fields, "tool_choice", "invalid_value",
                               "'tool_choice' is 'required', but there are no 'tools'.");
+    request->tool_choice = request->n_tools ? (enum nib_tool_choice)word : NIB_TOOLS_NONE;
     return true;
 }
 

@@ -61,6 +61,9 @@ bool nib_chat_request_check_effort(const struct nib_chat_request *request, const
 // "functions." and the name, in the arena; empty when memory is out.
 struct nib_text nib_function_recipient(struct nib_chat_request *request, struct nib_text name);
 
+// As compact JSON, in the arena; without bytes when memory is out.
+struct nib_text nib_chat_request_json(struct nib_chat_request *request, const json_t *json);
+
 // The prompt's ids; the last `*preset` of them begin the answer (a call that the request demands).
 nib_status nib_chat_request_encode(const struct nib_chat_request *request, const struct nib_chat *chat,
                                    const struct nib_tokenizer *tokenizer, const char *date,

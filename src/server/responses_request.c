@@ -3,7 +3,24 @@
 static const char *const parts[] = {"input_text",   "output_text", "text", "reasoning_text",
                                     "summary_text", "refusal",     NULL};
 
-static bool read_message(struct nib_chat_request *request, const struct nib_fields *item)
+static bool is_type(const json_t *item, const char *type)
+{
+    const char *given = json_string_value(json_object_get(item, "type"));
+    return given && strcmp(given, type) == 0;
+}
+
+// Whether what the assistant says in an item leads to a call: then it is no answer yet, and the reasoning in front of it is
+// still of use.
+static bool leads_to_call(const json_t *items, size_t index)
+{
+    do
+        index++;
+    while (is_type(json_array_get(items, index), "reasoning"));
+    return is_type(json_array_get(items, index), "function_call");
+}
+
+static bool read_message(struct nib_chat_request *request, const struct nib_fields *item, const json_t *items,
+                         size_t index)
 {
     static const char *const roles[] = {"system", "developer", "user", "assistant", NULL};
     enum { SYSTEM, DEVELOPER, USER, ASSISTANT };
@@ -15,6 +32,8 @@ static bool read_message(struct nib_chat_request *request, const struct nib_fiel
     if (role == SYSTEM || role == DEVELOPER)
         return nib_chat_request_instruct(request, text, item->error);
     struct nib_message message = role == USER ? nib_message_user(text) : nib_message_answer(text);
+    if (role == ASSISTANT && leads_to_call(items, index))
+        message.channel = nib_text_of("commentary");
     return nib_chat_request_add(request, &message, item->error);
 }
 
@@ -45,9 +64,8 @@ static struct nib_text called_function(const json_t *items, size_t before, struc
 {
     while (before-- > 0) {
         const json_t *item = json_array_get(items, before), *name = json_object_get(item, "name");
-        const char *type = json_string_value(json_object_get(item, "type"));
         const char *other = json_string_value(json_object_get(item, "call_id"));
-        if (type && other && strcmp(type, "function_call") == 0 && nib_text_equal(nib_text_of(other), id) &&
+        if (other && is_type(item, "function_call") && nib_text_equal(nib_text_of(other), id) &&
             json_is_string(name))
             return (struct nib_text){json_string_value(name), json_string_length(name)};
     }
@@ -81,7 +99,7 @@ bool nib_read_items(struct nib_chat_request *request, const struct nib_fields *f
         if (!nib_fields_open(&item, json_array_get(items, i), fields->error, "%s[%zu]", name, i) ||
             !nib_field_choice(&item, "type", types, &type))
             return false;
-        bool read = type == MESSAGE     ? read_message(request, &item)
+        bool read = type == MESSAGE     ? read_message(request, &item, items, i)
                     : type == REASONING ? read_reasoning(request, &item)
                     : type == CALL      ? read_call(request, &item)
                                         : read_output(request, &item, items, i);

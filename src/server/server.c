@@ -1,5 +1,6 @@
 #include "server/server.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,6 +165,22 @@ const json_t *nib_no_arguments(void)
     return no_arguments;
 }
 
+// Whole numbers that were read as reals are integers again, as far as reals tell all of them apart.
+static json_t *with_integers(json_t *json)
+{
+    const char *key;
+    json_t *value;
+    size_t i;
+    double real = json_real_value(json);
+    if (json_is_real(json) && fabs(real) < 0x1p53 && real == floor(real)) {
+        json_decref(json);
+        return json_integer((json_int_t)real);
+    }
+    json_object_foreach(json, key, value) json_object_set_new(json, key, with_integers(json_incref(value)));
+    json_array_foreach(json, i, value) json_array_set_new(json, i, with_integers(json_incref(value)));
+    return json;
+}
+
 json_t *nib_parse_body(struct nib_text body, struct nib_api_error *error)
 {
     json_error_t where;
@@ -171,7 +188,11 @@ json_t *nib_parse_body(struct nib_text body, struct nib_api_error *error)
         nib_api_fail(error, 400, "invalid_json", NULL, "The request has no body.");
         return NULL;
     }
-    json_t *json = json_loadb(body.bytes, body.size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &where);
+    size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
+    json_t *json = json_loadb(body.bytes, body.size, flags, &where);
+    if (!json &&
+        json_error_code(&where) == json_error_numeric_overflow) // as 2^64 - 1, the "maximum" of many a schema
+        json = with_integers(json_loadb(body.bytes, body.size, flags | JSON_DECODE_INT_AS_REAL, &where));
     if (!json)
         nib_api_fail(error, 400, "invalid_json", NULL, "The body is not JSON: %s (line %d, column %d).",
                      where.text, where.line, where.column);
