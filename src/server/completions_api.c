@@ -8,14 +8,6 @@ static bool continues_character(json_int_t byte) // of UTF-8
     return (byte & 0xc0) == 0x80;
 }
 
-static size_t characters_of(struct nib_text text)
-{
-    size_t characters = 0;
-    for (size_t i = 0; i < text.size; i++)
-        characters += !continues_character(text.bytes[i]);
-    return characters;
-}
-
 // {" the": -0.5, …}; of tokens with the same text (parts of characters) the likeliest.
 static json_t *top_json(const json_t *entries)
 {
@@ -31,8 +23,9 @@ static json_t *top_json(const json_t *entries)
     return top;
 }
 
-// `offset` is in characters; a token that goes on with a character is where that one is.
-static json_t *logprobs_json(const json_t *entries, size_t offset)
+// `offset` is of the first token, in characters, and then of what follows the last; a token that goes on with a character is
+// where that one is.
+static json_t *logprobs_json(const json_t *entries, size_t *offset)
 {
     json_t *tokens = json_array(), *values = json_array(), *tops = json_array(), *offsets = json_array();
     const json_t *entry, *byte;
@@ -40,19 +33,19 @@ static json_t *logprobs_json(const json_t *entries, size_t offset)
     json_array_foreach((json_t *)entries, i, entry)
     {
         const json_t *bytes = json_object_get(entry, "bytes");
-        bool within = offset > 0 && continues_character(json_integer_value(json_array_get(bytes, 0)));
+        bool within = *offset > 0 && continues_character(json_integer_value(json_array_get(bytes, 0)));
         json_array_append(tokens, json_object_get(entry, "token"));
         json_array_append(values, json_object_get(entry, "logprob"));
         json_array_append_new(tops, top_json(json_object_get(entry, "top_logprobs")));
-        json_array_append_new(offsets, json_integer((json_int_t)offset - within));
-        json_array_foreach((json_t *)bytes, j, byte) offset += !continues_character(json_integer_value(byte));
+        json_array_append_new(offsets, json_integer((json_int_t)*offset - within));
+        json_array_foreach((json_t *)bytes, j, byte) *offset += !continues_character(json_integer_value(byte));
     }
     return json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values, "top_logprobs", tops,
                      "text_offset", offsets);
 }
 
 static json_t *choice_json(const struct nib_choice *choice, struct nib_text text, const json_t *entries,
-                           size_t offset, const char *finish_reason)
+                           size_t *offset, const char *finish_reason)
 {
     bool wanted = choice->generation->logprobs && entries;
     return json_pack("{s:i, s:o, s:o, s:s?}", "index", choice->index, "text",
@@ -69,15 +62,13 @@ static json_t *completion(const struct nib_generation *g, json_t *choices)
 
 static void stream_delta(struct nib_choice *choice, const struct nib_delta *delta)
 {
-    size_t offset = choice->characters;
-    choice->characters += characters_of(delta->text);
-    json_t *one = choice_json(choice, delta->text, delta->logprobs, offset, NULL);
+    json_t *one = choice_json(choice, delta->text, delta->logprobs, &choice->characters, NULL);
     nib_exchange_send(choice->generation->exchange, NULL, completion(choice->generation, json_pack("[o]", one)));
 }
 
 static void stream_end(struct nib_choice *choice)
 {
-    json_t *one = choice_json(choice, (struct nib_text){0}, NULL, 0, choice->finish_reason);
+    json_t *one = choice_json(choice, (struct nib_text){0}, NULL, NULL, choice->finish_reason);
     nib_exchange_send(choice->generation->exchange, NULL, completion(choice->generation, json_pack("[o]", one)));
 }
 
@@ -85,9 +76,10 @@ static void done(struct nib_generation *g)
 {
     json_t *choices = json_array(), *whole;
     for (int64_t i = 0; !g->stream && i < g->n; i++) {
-        const struct nib_choice *choice = &g->choices[i];
+        struct nib_choice *choice = &g->choices[i];
         struct nib_text text = {choice->content.data, choice->content.size};
-        json_array_append_new(choices, choice_json(choice, text, choice->logprobs, 0, choice->finish_reason));
+        json_array_append_new(
+            choices, choice_json(choice, text, choice->logprobs, &choice->characters, choice->finish_reason));
     }
     whole = completion(g, choices);
     json_object_set_new(whole, "usage", nib_generation_usage(g));

@@ -20,7 +20,7 @@ struct nib_choice {
     const char *finish_reason;
     int32_t generated, cached_tokens;
     struct nib_bytes content, reasoning; // so far
-    size_t characters;                   // of the content, where the API's reply counts them
+    size_t characters;                   // of the tokens told of, where the API's reply counts them
     struct nib_called {
         struct nib_unique_id id;
         struct nib_bytes name, arguments;

@@ -206,6 +206,17 @@ class Scripted(support.unittest.TestCase):
                 self.assertTrue("\ufffd" in token or text[offset:].startswith(token), (token, offset))
             self.assertEqual(offsets[-1], len(text) - 1)
 
+    def test_offsets_are_of_tokens_also_where_text_is_held_back(self):
+        """A part of "stop" may begin a stop string, so it comes late; its tokens are where they are all the same."""
+        request = {"prompt": "<|message|>stop naïve stop🦀<|end|>", "logprobs": 0, "stop": ["top!", "the", "🦀"], "max_tokens": 60}
+        with scripted_server() as server:
+            whole = json.loads(server.request("/v1/completions", request)[2])["choices"][0]
+            chunks = [data["choices"][0] for _, data in server.stream("/v1/completions", **request)[:-1]]
+        self.assertEqual([whole["text"], "".join(chunk["text"] for chunk in chunks)], ["stop naïve stop"] * 2)
+        told = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"]]
+        for field in "tokens", "text_offset":
+            self.assertEqual(sum((logprobs[field] for logprobs in told), []), whole["logprobs"][field])
+
 
 class Streams(support.unittest.TestCase):
     def test_items_of_odd_streams(self):
