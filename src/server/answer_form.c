@@ -100,7 +100,8 @@ static void add_answers(struct nib_generation *g, const json_t *schema)
     add_branch(g, header, schema, false);
 }
 
-// The kinds of messages that the request lets the model write; none when it may write anything.
+// The kinds of messages that the request lets the model write; none when it may write anything. Where a schema binds the
+// answer there is no preamble of a call: when no call followed, it would stand in the content in front of the answer.
 static bool add_branches(struct nib_generation *g, struct nib_chat_request *request, struct nib_api_error *error)
 {
     bool must_call = request->tool_choice == NIB_TOOLS_REQUIRED || request->tool_choice == NIB_TOOLS_NAMED;
@@ -117,11 +118,6 @@ static bool add_branches(struct nib_generation *g, struct nib_chat_request *requ
             add_calls(g, request, t, must_call);
     if (must_call)
         return true;
-    if (request->tool_choice != NIB_TOOLS_NONE) {
-        struct nib_message preamble = nib_message_answer((struct nib_text){0});
-        preamble.channel = nib_text_of("commentary");
-        add_branch(g, preamble, NULL, true);
-    }
     add_answers(g, request->schema);
     return true;
 }

@@ -59,6 +59,12 @@ class Forms(support.unittest.TestCase):
         if not answer["tool_calls"]:
             self.check_answer(answer["content"])
 
+    def test_nothing_is_said_in_front_of_an_answer_that_a_schema_binds(self):
+        """Not even by a model that wants to say something in front of a call, and then does not call."""
+        wishes = json.loads(self.server.request("/tokenize", {"prompt": "commentary<|message|><|end|><|call|>"})[2])["tokens"]
+        answer = self.ask(SUM, response_format=schema_format(ANSWER), temperature=0, tools=TOOLS, logit_bias=dict.fromkeys(map(str, wishes), 100))
+        self.assertEqual((answer["content"], answer["finish_reason"]), ("", "tool_calls"))
+
     def test_any_json_object(self):
         complete = 0
         for seed in range(6):
