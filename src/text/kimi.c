@@ -30,16 +30,21 @@ static bool thinks(const struct nib_chat *chat)
 
 // ---- ids
 
+// Bytes of "NAME" in "NAME:NUMBER"; 0 for another id.
+static size_t named(struct nib_text id)
+{
+    size_t at = id.size;
+    while (at > 0 && id.bytes[at - 1] >= '0' && id.bytes[at - 1] <= '9')
+        at--;
+    return at < id.size && at > 1 && id.bytes[at - 1] == ':' ? at - 1 : 0;
+}
+
 // Bytes of "functions.NAME" in "functions.NAME:NUMBER"; 0 for another id.
 static size_t numbered(struct nib_text id)
 {
     static const char prefix[] = "functions.";
-    size_t at = id.size;
-    while (at > 0 && id.bytes[at - 1] >= '0' && id.bytes[at - 1] <= '9')
-        at--;
-    bool form = at < id.size && at > sizeof prefix && id.bytes[at - 1] == ':' &&
-                memcmp(id.bytes, prefix, sizeof prefix - 1) == 0;
-    return form ? at - 1 : 0;
+    size_t size = named(id);
+    return size >= sizeof prefix && memcmp(id.bytes, prefix, sizeof prefix - 1) == 0 ? size : 0;
 }
 
 // Calls are numbered through the conversation; those that come with such an id keep it.
@@ -215,13 +220,13 @@ static nib_status put_reply(const struct nib_chat *chat, const struct nib_conver
 
 // ---- parsing
 
-// functions.NAME:NUMBER; anything else is the tool's name as it stands.
+// functions.NAME:NUMBER, or NAME:NUMBER, which is no id; anything else is the tool's name as it stands.
 static void read_name(struct nib_chat_parser *parser)
 {
     struct nib_text id = nib_text_trimmed(nib_writer_text(&parser->header));
-    size_t name = numbered(id);
+    size_t name = named(id);
     parser->open.recipient = nib_turn_recipient(parser, (struct nib_text){id.bytes, name ? name : id.size});
-    if (!name)
+    if (!numbered(id))
         return;
     char *copy = nib_arena_copy(&parser->arena, id.bytes, id.size);
     parser->failed |= !copy;

@@ -151,6 +151,15 @@ static void replies(void **state)
                     "<think>Two.\n<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
                     "<|tool_call_begin|>weather<|tool_call_argument_begin|>[<|im_end|>",
                     odd, 3);
+    // Ids of other forms, which models write behind a history with such ids.
+    const struct expected_message others[] = {{a, "commentary", "functions.f_2", "{}", NIB_END_CALL, ""},
+                                              {a, "commentary", "functions.f", "{}", NIB_END_CALL, ""},
+                                              {a, "commentary", "functions.:7", "{}", NIB_END_CALL, ""}};
+    expect_messages(chat, NULL, 0, NIB_CHAT_FROM_REPLY,
+                    "<|tool_call_begin|>f_2:10<|tool_call_argument_begin|>{}<|tool_call_end|>"
+                    "<|tool_call_begin|> f <|tool_call_argument_begin|>{}<|tool_call_end|>"
+                    "<|tool_call_begin|>:7<|tool_call_argument_begin|>{}<|tool_call_end|>",
+                    others, 3);
     expect_messages(chat, NULL, 0, NIB_CHAT_FROM_REPLY, "<|tool_call_begin|>functions.f:0",
                     &(struct expected_message){a, "final", "", "functions.f:0", NIB_END_TRUNCATED, ""}, 1);
     const struct expected_message turns[] = {{NIB_ROLE_SYSTEM, "", "", "x", NIB_END_TURN, ""},
