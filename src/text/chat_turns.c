@@ -255,11 +255,20 @@ bool nib_turn_put_markup(struct nib_chat_parser *parser, const struct nib_tool_m
     return read;
 }
 
+// Calls that are whole but for the tag behind them, which models forget.
+static bool read_unclosed_calls(struct nib_chat_parser *parser)
+{
+    struct nib_text header = nib_writer_text(&parser->header);
+    return parser->state == CALL && leading_space(header) < header.size && grammar_of(parser)->read_calls &&
+           grammar_of(parser)->read_calls(parser);
+}
+
 static bool push_call(struct nib_chat_parser *parser, int32_t token)
 {
     if (!is_assistant(parser) || is_in_argument(parser, token) ||
         (reasons(parser) && !grammar_of(parser)->calls_end_reasoning))
         return false;
+    read_unclosed_calls(parser);
     if (parser->state == TEXT || parser->state == BETWEEN)
         open_next(parser, CALL);
     parser->state = CALL;
@@ -348,6 +357,7 @@ static void push_mark(struct nib_chat_parser *parser, int32_t token)
 
 static bool push_end(struct nib_chat_parser *parser, enum nib_end end, int32_t token)
 {
+    read_unclosed_calls(parser);
     if (parser->state == BETWEEN && parser->count > 0) {
         push_mark(parser, token);
         return true;

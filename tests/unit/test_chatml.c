@@ -132,6 +132,21 @@ static void replies_are_reasoning_answers_and_calls(void **state)
     from_reply("<tool_call>\n{\"name\": \"g\", \"arguments\": null}\n</tool_call>", &calls[2], 1);
 }
 
+static void calls_may_lack_the_tag_behind_them(void **state)
+{
+    (void)state;
+    const enum nib_role a = NIB_ROLE_ASSISTANT;
+    const struct expected_message calls[] = {{a, "commentary", "functions.f", "{\"x\": 1}", NIB_END_CALL, ""},
+                                             {a, "commentary", "functions.g", "{}", NIB_END_CALL, ""}};
+    from_reply("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n<tool_call>\n{\"name\": \"g\", "
+               "\"arguments\": {}}\n<|im_end|>",
+               calls, 2);
+    static const char broken[] = "<tool_call>\n{\"name\": \"f\"\n";
+    char stream[80];
+    snprintf(stream, sizeof stream, "%s<|im_end|>", broken);
+    from_reply(stream, &(struct expected_message){a, "final", "", broken, NIB_END_TURN, ""}, 1);
+}
+
 static void the_first_line_may_be_indented(void **state)
 {
     (void)state;
@@ -172,6 +187,7 @@ int main(void)
         cmocka_unit_test(tools_are_told),
         cmocka_unit_test(demanded_replies_are_begun),
         cmocka_unit_test(replies_are_reasoning_answers_and_calls),
+        cmocka_unit_test(calls_may_lack_the_tag_behind_them),
         cmocka_unit_test(the_first_line_may_be_indented),
         cmocka_unit_test(what_is_odd_is_text),
     };
