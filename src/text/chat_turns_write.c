@@ -9,10 +9,13 @@ nib_status nib_turns_out_of_memory(const struct nib_chat *chat, struct nib_error
                     chat->format->name);
 }
 
-// Whether a message of the assistant stands in the turn of the one before it: reasoning, a text, calls, each once and in this
-// order. What was said behind a text or a call was said in a turn of its own; an empty text says nothing.
+// Whether a message of the assistant stands in the turn of the one before it: as a model's own, or where nothing says so, as
+// reasoning, a text and calls do, each once and in this order. Else what was said behind a text or a call was said in a turn
+// of its own; an empty text says nothing.
 static bool goes_on(const struct nib_message *before, const struct nib_message *message)
 {
+    if (before->end != NIB_END_DEFAULT)
+        return before->end == NIB_END_MESSAGE || before->end == NIB_END_CALL;
     return nib_is_call(message) || nib_is_reasoning(before) ||
            (!nib_is_reasoning(message) && message->text.size == 0);
 }

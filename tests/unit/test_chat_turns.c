@@ -140,6 +140,21 @@ static void what_the_assistant_says_twice_is_two_turns(void **state)
     }
 }
 
+// Texts that a model wrote in one turn, as around a call that is none, stay there.
+static void what_a_model_says_at_a_time_is_one_turn(void **state)
+{
+    (void)state;
+    struct turn_vocabulary vocabulary = {0};
+    struct nib_chat *chat = open_turns(&vocabulary, "chatml");
+    struct nib_message messages[] = {nib_message_answer(nib_text_of("A")), nib_message_answer(nib_text_of("B")),
+                                     nib_message_answer(nib_text_of("C"))};
+    messages[0].end = NIB_END_MESSAGE;
+    messages[1].end = NIB_END_TURN;
+    struct nib_conversation conversation = {.messages = messages, .message_count = 3, .no_reply = true};
+    expect_turns(chat, &conversation, "<|im_start|>assistant\nAB<|im_end|>\n<|im_start|>assistant\nC<|im_end|>\n");
+    nib_chat_close(chat);
+}
+
 static void expect_format(const char *of_vocabulary, const char *model_type, const char *expected)
 {
     struct turn_vocabulary vocabulary = {.format = nib_chat_format_find(of_vocabulary)};
@@ -176,6 +191,7 @@ int main(void)
         cmocka_unit_test(every_stream_comes_back),
         cmocka_unit_test(memory_of_tools_is_the_parsers),
         cmocka_unit_test(what_the_assistant_says_twice_is_two_turns),
+        cmocka_unit_test(what_a_model_says_at_a_time_is_one_turn),
         cmocka_unit_test(vocabulary_and_model_choose_the_format),
     };
     return cmocka_run_group_tests_name("chat_turns", tests, NULL, NULL);
