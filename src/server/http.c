@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <microhttpd.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -414,11 +416,16 @@ nib_status nib_http_start(struct nib_server *server, struct nib_error *err)
                     server->certificate ? "; are certificate and key PEM files that belong together?" : "");
 }
 
+// MHD_quiesce_daemon (of libmicrohttpd 0.9.75) ends the process when one of its threads wakes at that moment: both take the
+// listening socket out of the thread's epoll. So the socket is closed beneath them; what takes its number is never ready.
 void nib_http_refuse(struct nib_server *server)
 {
-    MHD_socket listener = MHD_quiesce_daemon(server->daemon);
-    if (listener != MHD_INVALID_SOCKET)
-        close(listener);
+    int listener = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_LISTEN_FD)->listen_fd;
+    int nothing = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (nothing < 0)
+        return; // requests are still refused, one by one
+    dup3(nothing, listener, O_CLOEXEC);
+    close(nothing);
 }
 
 void nib_http_stop(struct nib_server *server)

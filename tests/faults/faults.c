@@ -1,7 +1,8 @@
 // A library to preload: makes chosen system calls fail, do half their work, or be the last thing the process does.
 //
-// NIB_FAULT is "CALL:WHAT:N": the N-th use of CALL (pwrite, fsync, rename, fallocate, open, mmap; or "any" of them)
-// fails with WHAT (EIO, ENOSPC, …), or kills the process (KILL), and with "+" behind N so do all later ones.
+// NIB_FAULT is "CALL:WHAT:N": the N-th use of CALL (pwrite, fsync, rename, fallocate, open, mmap, epoll_ctl of a listening
+// socket; or "any" of them) fails with WHAT (EIO, ENOSPC, …), or kills the process (KILL), or takes a tenth of a second
+// (SLOW), and with "+" behind N so do all later ones.
 // "pwrite:SHORT:N" writes only half of what is asked; "mmap:SHORT:N" maps a file and then cuts it to half its length. NIB_FAULT_COUNT names a file that gets the number of calls seen.
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,7 +14,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -54,6 +57,8 @@ static int fault_at(const char *call)
         return 0;
     if (strncmp(what + 1, "KILL", 4) == 0)
         raise(SIGKILL);
+    if (strncmp(what + 1, "SLOW", 4) == 0)
+        usleep(100 * 1000);
     return strncmp(what + 1, "SHORT", 5) == 0 ? -1 : error_of(what + 1);
 }
 
@@ -125,6 +130,18 @@ EXPORT int open(const char *path, int flags, ...)
     int fault = strstr(path, "safetensors") || strstr(path, ".part") ? fault_at("open") : 0;
     errno = fault > 0 ? fault : errno;
     return fault > 0 ? -1 : real(path, flags, mode);
+}
+
+EXPORT int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
+{
+    int (*real)(int, int, int, struct epoll_event *);
+    *(void **)&real = next("epoll_ctl");
+    int listens = 0;
+    socklen_t size = sizeof listens;
+    bool listener = getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens;
+    int fault = listener ? fault_at("epoll_ctl") : 0;
+    errno = fault > 0 ? fault : errno;
+    return fault > 0 ? -1 : real(epoll, operation, fd, event);
 }
 
 __attribute__((destructor)) static void report(void)

@@ -1,10 +1,13 @@
 """The server as a service: errors, limits, keys, cancelling, stopping."""
+import contextlib
 import json
+import os
 import signal
 import socket
 import struct
 import threading
 import time
+import unittest.mock
 
 import support
 from support import model_server, scripted_server, user
@@ -306,6 +309,20 @@ class Stopping(support.unittest.TestCase):
                 raw(server, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").recv(1000)
             client.join()
             self.assertEqual(answers[0]["choices"][0]["finish_reason"], "stop")
+
+    @support.unittest.skipUnless(os.environ.get("NIB_FAULTS"), "needs the library of faults")
+    def test_clients_that_come_as_it_stops(self):
+        """The threads that wait for them and the one that stops must not both let go of the listening socket."""
+        slow = {"LD_PRELOAD": os.environ["NIB_FAULTS"], "NIB_FAULT": "epoll_ctl:SLOW:3"}
+        with unittest.mock.patch.dict(os.environ, slow):
+            server = scripted_server()
+        with server:
+            server.process.send_signal(signal.SIGTERM)
+            while server.process.poll() is None:
+                with contextlib.suppress(OSError), contextlib.ExitStack() as clients:  # so many that all threads wake
+                    for _ in range(16):
+                        clients.enter_context(raw(server, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"))
+            self.assertEqual(server.process.returncode, 0)
 
     def test_a_second_signal_cuts_at_once(self):
         with model_server("--grace", 600) as server:
