@@ -75,13 +75,36 @@ static struct nib_text call_id(struct nib_chat_request *request, struct nib_text
     return (struct nib_text){id, (size_t)size};
 }
 
+// What a tool's arguments must be. They are an object in any case, so a schema that asks for nothing asks for one.
+static const json_t *arguments_schema(const json_t *parameters)
+{
+    static const char *const keywords[] = {"type",
+                                           "properties",
+                                           "required",
+                                           "additionalProperties",
+                                           "patternProperties",
+                                           "$ref",
+                                           "anyOf",
+                                           "oneOf",
+                                           "allOf",
+                                           "enum",
+                                           "const",
+                                           NULL};
+    if (!json_is_object(parameters))
+        return nib_no_arguments();
+    for (size_t i = 0; keywords[i]; i++)
+        if (json_object_get(parameters, keywords[i]))
+            return parameters;
+    return nib_any_object();
+}
+
 // A call as gpt-oss writes it, with the recipient behind the channel or behind the role.
 static void add_calls(struct nib_generation *g, struct nib_chat_request *request, size_t tool, bool bound)
 {
     const json_t *tools = json_object_get(g->body, "tools"), *given = json_array_get(tools, tool);
     const json_t *function = json_object_get(given, "function");
     const json_t *parameters = json_object_get(function ? function : given, "parameters");
-    const json_t *schema = json_is_object(parameters) ? parameters : nib_no_arguments();
+    const json_t *schema = arguments_schema(parameters);
     struct nib_message header =
         nib_message_call(nib_function_recipient(request, request->tools[tool].name), (struct nib_text){0});
     header.id = call_id(request, header.recipient);

@@ -59,6 +59,15 @@ class Forms(support.unittest.TestCase):
         if not answer["tool_calls"]:
             self.check_answer(answer["content"])
 
+    def test_arguments_are_an_object_whatever_the_schema_leaves_open(self):
+        """Also of a model that wants to write a number."""
+        wishes = json.loads(self.server.request("/tokenize", {"prompt": "7<|call|>"})[2])["tokens"]
+        for parameters in {}, {"description": "Anything."}, {"properties": {"a": {"type": "integer"}}, "required": ["a"]}:
+            tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+            answer = self.ask(SUM, tools=[tool], tool_choice={"type": "function", "function": {"name": "f"}}, temperature=0,
+                              logit_bias=dict.fromkeys(map(str, wishes), 100), max_completion_tokens=30)
+            self.assertEqual([arguments[0] for _, arguments in answer["tool_calls"]], ["{"], answer)
+
     def test_nothing_is_said_in_front_of_an_answer_that_a_schema_binds(self):
         """Not even by a model that wants to say something in front of a call, and then does not call."""
         wishes = json.loads(self.server.request("/tokenize", {"prompt": "commentary<|message|><|end|><|call|>"})[2])["tokens"]
