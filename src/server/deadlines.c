@@ -24,7 +24,9 @@ struct nib_deadline {
     struct nib_deadline *next;
     struct nib_deadlines *owner;
     int socket;
-    double due; // seconds, as nib_clock; infinite: none
+    double due;    // seconds, as nib_clock; infinite: none
+    bool receives; // of a request
+    bool ended;    // and at the last look the client had nothing more to send
     bool lingers;
     bool removed; // and lingering: `socket` is ours
 };
@@ -65,14 +67,25 @@ static void drain_lingering_ones(struct nib_deadlines *deadlines)
     }
 }
 
+// Whether a client hung up in the middle of a request, two looks in a row: at one alone, the connection's thread may just have
+// taken the request's end. libmicrohttpd does not see an end that came together with the last bytes.
+static bool has_left(struct nib_deadline *d)
+{
+    char byte;
+    bool ended = d->receives && recv(d->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0, left = ended && d->ended;
+    d->ended = ended;
+    return left;
+}
+
 // The connection's own thread then sees the end of the socket and closes it.
-static void cut_off_late_ones(struct nib_deadlines *deadlines)
+static void cut_off(struct nib_deadlines *deadlines)
 {
     double now = nib_clock();
     for (struct nib_deadline *d = deadlines->first; d; d = d->next)
-        if (!d->removed && now > d->due) {
+        if (!d->removed && (now > d->due || has_left(d))) {
             shutdown(d->socket, SHUT_RDWR);
             d->due = INFINITY;
+            d->receives = false;
         }
 }
 
@@ -91,7 +104,7 @@ static void *watch(void *context)
         } else {
             pthread_cond_wait(&deadlines->wake, &deadlines->mutex);
         }
-        cut_off_late_ones(deadlines);
+        cut_off(deadlines);
         drain_lingering_ones(deadlines);
     }
     pthread_mutex_unlock(&deadlines->mutex);
@@ -187,21 +200,34 @@ void nib_deadline_linger(struct nib_deadline *deadline)
     pthread_mutex_unlock(&deadline->owner->mutex);
 }
 
-static void set_due(struct nib_deadline *deadline, double due)
+static void set_due(struct nib_deadline *deadline, double due, bool receives)
 {
     pthread_mutex_lock(&deadline->owner->mutex);
     deadline->due = due;
+    deadline->receives = receives;
+    deadline->ended = false;
     pthread_mutex_unlock(&deadline->owner->mutex);
 }
 
-void nib_deadline_set(struct nib_deadline *deadline, size_t bytes)
+static double due_in(const struct nib_deadline *deadline, size_t bytes)
+{
+    return nib_clock() + deadline->owner->patience + (double)bytes / BYTES_A_SECOND;
+}
+
+void nib_deadline_receive(struct nib_deadline *deadline, size_t bytes)
 {
     if (deadline)
-        set_due(deadline, nib_clock() + deadline->owner->patience + (double)bytes / BYTES_A_SECOND);
+        set_due(deadline, due_in(deadline, bytes), true);
+}
+
+void nib_deadline_send(struct nib_deadline *deadline, size_t bytes)
+{
+    if (deadline)
+        set_due(deadline, due_in(deadline, bytes), false);
 }
 
 void nib_deadline_clear(struct nib_deadline *deadline)
 {
     if (deadline)
-        set_due(deadline, INFINITY);
+        set_due(deadline, INFINITY, false);
 }

@@ -56,7 +56,7 @@ static void end(struct nib_exchange *exchange)
 {
     exchange->ended = true;
     if (exchange->connection)
-        nib_deadline_set(exchange->deadline, exchange->body.size - exchange->taken);
+        nib_deadline_send(exchange->deadline, exchange->body.size - exchange->taken);
 }
 
 // A whole answer that memory ran out for becomes an empty 500. A stream breaks off, also when its client lets it pile up.

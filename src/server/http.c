@@ -231,7 +231,7 @@ static struct incoming *begin(struct nib_server *server, struct MHD_Connection *
         incoming->unread = incoming->exchange->last = true;
         nib_deadline_linger(incoming->deadline);
     }
-    nib_deadline_set(incoming->deadline, (size_t)(size >= 0 && size < most ? size : most));
+    nib_deadline_receive(incoming->deadline, (size_t)(size >= 0 && size < most ? size : most));
     atomic_fetch_add(&server->exchanges, 1);
     return incoming;
 }
@@ -310,7 +310,7 @@ static void completed(void *context, struct MHD_Connection *connection, void **s
     log_request(incoming);
     nib_exchange_hang_up(incoming->exchange);
     nib_exchange_release(incoming->exchange);
-    nib_deadline_set(incoming->deadline, 0); // for the next request
+    nib_deadline_receive(incoming->deadline, 0); // for the next request
     nib_bytes_free(&incoming->body);
     free(incoming);
     *state = NULL;
@@ -325,7 +325,7 @@ static void connected(void *context, struct MHD_Connection *connection, void **d
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
         *deadline = nib_deadline_add(
             server->deadlines, MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd);
-        nib_deadline_set(*deadline, 0);
+        nib_deadline_receive(*deadline, 0);
     } else {
         nib_deadline_remove(*deadline);
     }

@@ -262,6 +262,22 @@ class Load(support.unittest.TestCase):
             self.assertEqual(server.metric("running"), 1)
             first.close()
 
+    def test_uploads_given_up_keep_no_connection(self):
+        """Also when the client's end comes with its last bytes."""
+        body = b'{"messages": "' + b"x" * 500000
+
+        def connections(server):
+            return sum(os.readlink(f"/proc/{server.process.pid}/fd/{fd}").startswith("socket:") for fd in os.listdir(f"/proc/{server.process.pid}/fd"))
+        with scripted_server(timeout=60) as server:
+            server.request("/health")
+            before = connections(server)
+            for size in (0, 1, 100, len(body)) * 5:
+                raw(server, b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 600000\r\n\r\n" + body[:size]).close()
+            end = time.monotonic() + 20
+            while connections(server) > before and time.monotonic() < end:
+                time.sleep(0.1)
+            self.assertEqual(connections(server), before)
+
 
 class Stopping(support.unittest.TestCase):
     def test_answers_under_way_are_finished(self):
