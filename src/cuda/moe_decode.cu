@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
     block.routes = routing_at(memory + args.routing_offset, args.routes);
     if (threadIdx.x == 32) {
         for (int i = 0; i < args.stages; i++) {
-            barrier_init(block.full + 8 * i, 1);
+            barrier_init(block.full + 8 * i, args.producers_apart ? producer_warps : 1);
             barrier_init(block.empty + 8 * i, multiply_warps);
         }
         for (int i = 0; i < args.partial_slots; i++) {
@@ -87,7 +87,9 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
             give_registers<NIB_MOE_REGISTERS>();
         } else {
             give_registers<NIB_MOE_OTHER_REGISTERS>();
-            if (warp < multiply_warps + producer_warps)
+            if (warp < multiply_warps + producer_warps && args.producers_apart)
+                produce_runs(args, block, warp > multiply_warps);
+            else if (warp < multiply_warps + producer_warps)
                 produce(args, block, memory, warp - multiply_warps, lane);
             else
                 finish(args, block, warp - multiply_warps - producer_warps, lane);

@@ -18,7 +18,7 @@
 #define NIB_MOE_TALL_TILE_BYTES 40000 // most bytes of packed rows in a tile of more than 16 of them
 // Up to so many routes all warps share a tile, and the ring has no more than so many bytes, or three stages.
 #define NIB_MOE_FEW_ROUTES 32
-#define NIB_MOE_FEW_BYTES (128 * 1024)
+#define NIB_MOE_FEW_BYTES (75 * 1024)
 #define NIB_MOE_LANE_ROUTES 32 // so many are sorted by one warp, a lane each
 static_assert(NIB_MOE_LANE_ROUTES <= 32 && NIB_MOE_LANE_ROUTES <= NIB_MOE_FEW_ROUTES,
               "their tiles all weigh the same");

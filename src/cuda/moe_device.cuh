@@ -84,6 +84,7 @@ struct nib_moe_args {
     unsigned *grid_barrier;
 
     int stages, stage_bytes, partial_slots;
+    bool producers_apart; // one producer copies packed rows, one scales: each tile is a copy or two of either
     int tile_weight, weight_step;       // of one or two routes; so much more for three or four, and again for more
     unsigned blocks_inverse;            // (2^32 - 1) / blocks of the grid
     int partial_offset, routing_offset; // in shared memory, behind the ring

@@ -406,6 +406,10 @@ int lay_out_shared(const nib_moe_cuda_plan &plan, nib_moe_args *args)
     // need an even number.
     bool two_teams = args->product[0].teams == 2 || args->product[1].teams == 2;
     bool many = args->routes > NIB_MOE_FEW_ROUTES;
+    args->producers_apart = true;
+    for (const nib_moe_product &p : args->product)
+        args->producers_apart =
+            args->producers_apart && p.rows_by_region && p.scale_copy == NIB_MOE_SCALES_BY_REGION;
     int wanted = many ? NIB_MOE_MAX_STAGES : std::max(3, NIB_MOE_FEW_BYTES / args->stage_bytes);
     args->stages = std::min({fit, wanted, NIB_MOE_MAX_STAGES});
     if (two_teams)

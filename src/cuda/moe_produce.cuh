@@ -103,6 +103,50 @@ __device__ __forceinline__ void copy_tile(const nib_moe_product &p, int which, c
     }
 }
 
+// Where tiles are runs of rows one producer copies packed rows and the other scales: a copy or two of either a tile, so
+// that tiles come in their order. See produce.
+__device__ __forceinline__ void produce_runs(const nib_moe_args &args, const block_state &block, bool scales)
+{
+    uint64_t policy = evict_first_policy();
+    int stage = 0, phase = 0;
+    bool begun = false, waited = block.shares[0].count == 0;
+#pragma unroll 1
+    for (int which = opaque(0); which < 2; which++) {
+        const nib_moe_product &p = args.product[which];
+        share mine = block.shares[which];
+        int row_bytes = scales ? p.blocks : p.columns / 2, offset = scales ? p.scale_offset : 0;
+        bool together = which == 1 || p.interleaved;
+        for (int tile = mine.tile, left = mine.count; left > 0; tile = 0, mine.group++) {
+            int end = min(p.tiles, tile + left);
+            nib_expert expert = expert_at(args.table, block.routes.groups[mine.group].expert);
+            row_source from = scales ? scale_rows(args, which, expert, 0) : packed_rows(args, which, expert, 0);
+            int64_t to_up = scales ? expert.up_scales - expert.gate_scales : expert.up - expert.gate;
+            left -= end - tile;
+#pragma unroll 1
+            for (; tile < end; tile++) {
+                int first = tile * p.tile_rows, bytes = min(p.tile_rows, p.rows - first) * row_bytes;
+                uint32_t full = block.full + 8 * stage, target = block.ring + stage * args.stage_bytes + offset;
+                if (begun && !waited) {
+                    barrier_wait(block.activations, 0);
+                    waited = true;
+                }
+                begun = true;
+                barrier_wait(block.empty + 8 * stage, phase ^ 1);
+                if (elect_one()) {
+                    const uint8_t *source = from.bytes + first * from.step;
+                    barrier_arrive_expect(full, bytes * (2 - which));
+                    bulk_copy(target, source, together ? bytes * (2 - which) : bytes, full, policy);
+                    if (!together)
+                        bulk_copy(target + p.tile_rows * row_bytes, source + to_up, bytes, full, policy);
+                }
+                __syncwarp();
+                if (++stage == args.stages)
+                    stage = 0, phase ^= 1;
+            }
+        }
+    }
+}
+
 // Producers take the block's tiles in turn: starting a tile's copies takes a while. Behind the first tile they wait until
 // the first group's activations have been asked for, which would else queue behind all that a ring holds.
 __device__ __forceinline__ void produce(const nib_moe_args &args, const block_state &block, uint8_t *memory,
