@@ -148,7 +148,8 @@ struct nib_device {
     struct nib_cuda_graph graphs[NIB_CUDA_GRAPHS];
     int32_t n_graphs;
     uint64_t steps;
-    int launched; // kernels of the last step
+    int launched;                // kernels of the last step
+    struct nib_cuda_branch left; // while a step is lowered: what the MoE call before has left to be added up
     struct nib_cuda_profile *profile;
 };
 
@@ -193,8 +194,12 @@ nib_status nib_cuda_bind_dense_moe(struct nib_device *device, const struct nib_d
 void nib_cuda_free_moe(struct nib_device *device, struct nib_moe *moe);
 const char *nib_cuda_moe_kernel(const struct nib_moe *moe, const char **reason);
 uint64_t nib_cuda_expert_bytes_read(const struct nib_device *device);
+// With `branch`, which then says where they are, the routes' outputs are left to be added up: see
+// nib_cuda_leaves_routes.
 cudaError_t nib_cuda_launch_moe(struct nib_device *device, const struct nib_cuda_op *op,
-                                const uint16_t *x_half /* [T, K] bf16 */, int *launches);
+                                const uint16_t *x_half /* [T, K] bf16 */, struct nib_cuda_branch *branch,
+                                int *launches);
+bool nib_cuda_leaves_routes(const struct nib_cuda_op *moe);
 
 // ---- cuda_record.c: the operations of struct nib_ops ----
 

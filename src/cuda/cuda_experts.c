@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "cuda/cuda_device.h"
+#include "cuda/moe_outputs.h"
 #include "ops/expert_biases.h"
 #include "ops/expert_bytes.h"
 
@@ -286,8 +287,13 @@ uint64_t nib_cuda_expert_bytes_read(const struct nib_device *device)
     return bytes;
 }
 
+bool nib_cuda_leaves_routes(const struct nib_cuda_op *moe)
+{
+    return moe->moe->plan && moe->rows <= NIB_MOE_OPEN_TOKENS;
+}
+
 cudaError_t nib_cuda_launch_moe(struct nib_device *device, const struct nib_cuda_op *op, const uint16_t *x_half,
-                                int *launches)
+                                struct nib_cuda_branch *branch, int *launches)
 {
     const struct nib_moe *moe = op->moe;
     if (!moe->plan) {
@@ -315,6 +321,14 @@ cudaError_t nib_cuda_launch_moe(struct nib_device *device, const struct nib_cuda
             .scratch = device->moe_scratch,
             .scratch_bytes = device->moe_scratch_bytes,
         };
+        if (branch) {
+            call.y = NULL;
+            call.y_per_route = nib_moe_cuda_own_outputs(moe->plan, &call);
+            branch->rows = call.y_per_route;
+            branch->weights = call.routing_weights;
+            branch->top_k = (int32_t)k;
+            branch->sum = op->y.data;
+        }
         struct nib_error err;
         int count = 0;
         if (nib_moe_cuda_run(moe->plan, &call, device->stream, &count, &err)) {

@@ -6,6 +6,8 @@
 #include "cuda/attend.h"
 #include "cuda/layer_decode.h"
 
+static const struct nib_cuda_branch no_branch = {.rows = NULL};
+
 bool nib_cuda_launched(struct nib_device *device, cudaError_t error, const char *name, int launches)
 {
     device->launched += launches;
@@ -66,7 +68,7 @@ bool nib_cuda_is_dead(const struct nib_device *device, int32_t i, const void *da
     return data != device->key.wanted;
 }
 
-static int32_t lower_layer(struct nib_device *device, int32_t i, const float *branch);
+static int32_t lower_layer(struct nib_device *device, int32_t i, struct nib_cuda_branch branch);
 
 // ---- rows ----
 
@@ -78,7 +80,7 @@ static int32_t lower_embed(struct nib_device *device, const struct nib_cuda_op *
 }
 
 static int32_t launch_norm(struct nib_device *device, const struct nib_cuda_op *op, struct nib_buffer x,
-                           const float *branch, const int32_t *from)
+                           struct nib_cuda_branch branch, const int32_t *from)
 {
     const struct nib_cuda_norm norm = {
         .x = x.data,
@@ -92,7 +94,7 @@ static int32_t launch_norm(struct nib_device *device, const struct nib_cuda_op *
         .eps = op->eps,
     };
     nib_cuda_launched(device, nib_cuda_rms_norm(device->stream, &norm), "norm", 1);
-    if (branch)
+    if (branch.rows)
         nib_cuda_set_half(device, x, false);
     nib_cuda_set_half(device, op->y, true);
     return 1;
@@ -108,13 +110,27 @@ static int32_t lower_head_norm(struct nib_device *device, const struct nib_cuda_
     return 1;
 }
 
+// The norm behind the addition at `i` if one launch does both, or NULL.
+static const struct nib_cuda_op *norm_behind(const struct nib_device *device, int32_t i)
+{
+    const struct nib_cuda_op *add = nib_cuda_op_at(device, i, NIB_CUDA_ADD),
+                             *norm = nib_cuda_op_at(device, i + 1, NIB_CUDA_RMS_NORM);
+    return add && norm && norm->x.data == add->y.data && norm->y.data != add->y.data &&
+                   norm->y.data != add->x.data && norm->rows == add->rows
+               ? norm
+               : NULL;
+}
+
 static int32_t lower_add(struct nib_device *device, int32_t i)
 {
-    const struct nib_cuda_op *op = &device->ops[i], *norm = nib_cuda_op_at(device, i + 1, NIB_CUDA_RMS_NORM);
-    if (norm && norm->x.data == op->y.data && norm->y.data != op->y.data && norm->y.data != op->x.data &&
-        norm->rows == op->rows) {
-        int32_t taken = lower_layer(device, i + 1, op->x.data);
-        return 1 + (taken ? taken : launch_norm(device, norm, norm->x, op->x.data, NULL));
+    const struct nib_cuda_op *op = &device->ops[i], *norm = norm_behind(device, i);
+    if (norm) {
+        struct nib_cuda_branch branch = {.rows = op->x.data};
+        if (device->left.rows)
+            branch = device->left;
+        device->left = no_branch;
+        int32_t taken = lower_layer(device, i + 1, branch);
+        return 1 + (taken ? taken : launch_norm(device, norm, norm->x, branch, NULL));
     }
     nib_cuda_launched(device, nib_cuda_add(device->stream, op->y.data, op->x.data, op->rows * op->y.width), "add",
                       1);
@@ -126,7 +142,7 @@ static int32_t lower_gather(struct nib_device *device, int32_t i)
 {
     const struct nib_cuda_op *op = &device->ops[i], *norm = nib_cuda_op_at(device, i + 1, NIB_CUDA_RMS_NORM);
     if (norm && norm->x.data == op->y.data && norm->y.data == op->y.data && norm->rows == op->rows)
-        return 1 + launch_norm(device, norm, op->x, NULL, device->view.output_rows);
+        return 1 + launch_norm(device, norm, op->x, no_branch, device->view.output_rows);
     nib_cuda_launched(device,
                       nib_cuda_gather(device->stream, op->y.data, op->x.data, device->view.output_rows, op->rows,
                                       (int32_t)op->x.width),
@@ -294,11 +310,16 @@ static int32_t lower_route(struct nib_device *device, const struct nib_cuda_op *
     return 1;
 }
 
-static int32_t lower_moe(struct nib_device *device, const struct nib_cuda_op *op)
+// Where nothing but the next addition reads the sum over routes, it is left to the launch of that.
+static int32_t lower_moe(struct nib_device *device, int32_t i)
 {
+    const struct nib_cuda_op *op = &device->ops[i], *add = norm_behind(device, i + 1) ? op + 1 : NULL;
+    bool leaves = add && add->x.data == op->y.data && add->y.data != op->y.data && add->rows == op->rows &&
+                  nib_cuda_leaves_routes(op) && nib_cuda_is_dead(device, i + 2, op->y.data);
     int launches = 0;
-    cudaError_t error = nib_cuda_launch_moe(
-        device, op, op->moe->plan ? nib_cuda_half_of(device, op->x, op->rows) : NULL, &launches);
+    cudaError_t error =
+        nib_cuda_launch_moe(device, op, op->moe->plan ? nib_cuda_half_of(device, op->x, op->rows) : NULL,
+                            leaves ? &device->left : NULL, &launches);
     nib_cuda_launched(device, error, "moe", launches);
     nib_cuda_set_half(device, op->y, false);
     return 1;
@@ -391,7 +412,7 @@ static int32_t layer_at(struct nib_device *device, int32_t i, struct nib_cuda_la
 }
 
 // The norm at `i` and all that follows up to the choice of experts in one launch; 0 where that cannot be.
-static int32_t lower_layer(struct nib_device *device, int32_t i, const float *branch)
+static int32_t lower_layer(struct nib_device *device, int32_t i, struct nib_cuda_branch branch)
 {
     struct nib_cuda_layer layer = {
         .branch = branch,
@@ -414,12 +435,12 @@ static int32_t lower_norm(struct nib_device *device, int32_t i)
 {
     const struct nib_cuda_op *op = &device->ops[i];
     struct nib_cuda_norm_route call;
-    int32_t taken = lower_layer(device, i, NULL);
+    int32_t taken = lower_layer(device, i, no_branch);
     if (taken)
         return taken;
     if (norm_route_at(device, i, &call) && nib_cuda_norm_route_takes(op->rows, (int32_t)op->x.width, &call.router))
         return norm_routed(device, i, nib_cuda_norm_and_route(device->stream, &call), "norm, router, route");
-    return launch_norm(device, op, op->x, NULL, NULL);
+    return launch_norm(device, op, op->x, no_branch, NULL);
 }
 
 static int32_t lower_one(struct nib_device *device, int32_t i)
@@ -445,7 +466,7 @@ static int32_t lower_one(struct nib_device *device, int32_t i)
     case NIB_CUDA_ROUTE:
         return lower_route(device, op);
     case NIB_CUDA_MOE:
-        return lower_moe(device, op);
+        return lower_moe(device, i);
     case NIB_CUDA_SILU_MUL:
         return lower_silu_mul(device, op);
     case NIB_CUDA_ADD:
@@ -461,6 +482,7 @@ static int32_t lower_one(struct nib_device *device, int32_t i)
 bool nib_cuda_lower(struct nib_device *device)
 {
     device->launched = 0;
+    device->left = no_branch;
     for (int32_t i = 0; i < device->n_buffers; i++)
         device->buffers[i].fresh_width = 0;
     for (int32_t i = 0; i < device->n_ops && !device->error.status;)

@@ -28,10 +28,19 @@ struct nib_cuda_matrix {
 cudaError_t nib_cuda_embed(cudaStream_t stream, const struct nib_cuda_step *step, float *y /* [T, cols] */,
                            const struct nib_cuda_matrix *table);
 
-// x += branch unless that is null; then y = norm(x) * weight as fp32 and, unless null, as bf16.
+// What is added to the residual stream: rows, or a MoE layer's routes that nobody has added up yet, each of which counts by
+// its weight.
+struct nib_cuda_branch {
+    const float *rows;    /* [rows, width], or where there are weights [rows, top_k, width]; NULL: nothing */
+    const float *weights; /* [rows, top_k], or NULL */
+    int32_t top_k;
+    float *sum; /* [rows, width] room for the sum of routes */
+};
+
+// x += branch unless that is none; then y = norm(x) * weight as fp32 and, unless null, as bf16.
 struct nib_cuda_norm {
-    float *x;            /* [rows, width] */
-    const float *branch; /* [rows, width] or NULL */
+    float *x; /* [rows, width] */
+    struct nib_cuda_branch branch;
     float *y;            /* [rows, width], may be x when there is no branch; or NULL */
     uint16_t *y_half;    /* [rows, width] bf16, or NULL */
     const float *weight; /* [width] */

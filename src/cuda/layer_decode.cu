@@ -2,6 +2,7 @@
 #include "cuda/layer_decode.h"
 
 #include "cuda/block_sum.cuh"
+#include "cuda/branch.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/layer_attend.cuh"
 #include "cuda/layer_ring.cuh"
@@ -140,19 +141,53 @@ __device__ __forceinline__ void fetch_norm(const nib_cuda_layer &call, float *we
     commit_copies();
 }
 
+constexpr int norm_batch = 3, norm_kept = 2 * norm_batch; // values of a lane: read at once, and kept in registers
+
 // The norm of `rows` rows of x + branch as bf16, `pitch` bytes apart. The norm's weights were fetched by the same threads.
-__device__ __forceinline__ void norm_rows(const nib_cuda_layer &call, int first_row, int rows, const float *weight,
+__device__ __forceinline__ void norm_rows(const layer_args &args, int first_row, int rows, const float *weight,
                                           uint8_t *to, int pitch, float *partial, int warp, int lane)
 {
+    const nib_cuda_layer &call = args.call;
     int width = call.qkv.cols / 4;
     row_share share(rows, warp);
     int64_t at = static_cast<int64_t>(first_row + share.row) * width;
-    const float4 *x = reinterpret_cast<const float4 *>(call.x) + at,
-                 *branch = reinterpret_cast<const float4 *>(call.branch) + at;
+    const float4 *x = reinterpret_cast<const float4 *>(call.x) + at;
+    branch_row<float4> branch(call.branch, first_row + share.row, width);
     int first = share.part * 32 + lane, step = share.warps * 32, end = share.row < rows ? width : 0;
-    auto load = [&](int i) { return call.branch ? add4(x[i], branch[i]) : x[i]; };
+    // Sums of routes are wanted again where o is added: of the block's own outputs, or all where others wait for its row.
+    float4 *sums = reinterpret_cast<float4 *>(call.branch.sum) + at;
+    ring_rows outputs(args.out);
+    bool own = call.qkv.rows <= own_rows;
+    int first_sum = own ? outputs.begin / 4 : 0, last_sum = own ? (outputs.end - 1) / 4 : width - 1;
     float square = 0;
-    in_batches<4>(first, end, step, load, [&](int, float4 v) { square += dot4(v, v); });
+    auto load = [&](float4(&v)[norm_batch], int from) {
+        float4 routes[norm_batch][branch_ahead];
+#pragma unroll
+        for (int i = 0; i < norm_batch; i++) {
+            int column = min(from + i * step, end - 1);
+            v[i] = __ldcg(x + column);
+            branch.load(routes[i], column);
+        }
+#pragma unroll
+        for (int i = 0; i < norm_batch; i++) {
+            int column = min(from + i * step, end - 1);
+            float4 sum = branch.sum(routes[i]);
+            if (call.branch.weights && column >= first_sum && column <= last_sum)
+                sums[column] = sum;
+            v[i] = add4(v[i], sum);
+            square += from + i * step < end ? dot4(v[i], v[i]) : 0;
+        }
+    };
+    float4 kept[norm_kept / norm_batch][norm_batch]; // the first of the lane's values; others are read again
+#pragma unroll
+    for (int i = 0; i < norm_kept / norm_batch; i++)
+        if (int from = first + i * norm_batch * step; from < end)
+            load(kept[i], from);
+#pragma unroll 1
+    for (int from = first + norm_kept * step; from < end; from += norm_batch * step) {
+        float4 v[norm_batch];
+        load(v, from);
+    }
     square = warp_sum(square);
     if (lane == 0)
         partial[warp] = square;
@@ -160,9 +195,21 @@ __device__ __forceinline__ void norm_rows(const nib_cuda_layer &call, int first_
     named_barrier<1, consumers>();
     float inverse = inverse_rms(share.sum(partial), call.qkv.cols, call.eps);
     uint2 *row = reinterpret_cast<uint2 *>(to + share.row * pitch);
-    in_batches<4>(first, end, step, load, [&](int i, float4 v) {
-        row[i] = half4(scaled4(v, inverse, reinterpret_cast<const float4 *>(weight)[i]));
-    });
+    auto store = [&](const float4(&v)[norm_batch], int from) {
+#pragma unroll
+        for (int i = 0; i < norm_batch; i++)
+            if (int column = from + i * step; column < end)
+                row[column] = half4(scaled4(v[i], inverse, reinterpret_cast<const float4 *>(weight)[column]));
+    };
+#pragma unroll
+    for (int i = 0; i < norm_kept / norm_batch; i++)
+        store(kept[i], first + i * norm_batch * step);
+#pragma unroll 1
+    for (int from = first + norm_kept * step; from < end; from += norm_batch * step) {
+        float4 v[norm_batch];
+        load(v, from);
+        store(v, from);
+    }
 }
 
 // Rows of `cols` bf16 to shared memory.
@@ -182,11 +229,11 @@ __device__ __forceinline__ void norm_inputs(const layer_args &args, grid_barrier
     const nib_cuda_layer &call = args.call;
     int pitch = args.in.input_pitch, cols = call.qkv.cols, block = static_cast<int>(blockIdx.x);
     if (args.rows <= own_rows) {
-        norm_rows(call, 0, args.rows, weight, inputs, pitch, partial, warp, lane);
+        norm_rows(args, 0, args.rows, weight, inputs, pitch, partial, warp, lane);
     } else {
         uint16_t *normed = call.route.y_half; // nobody needs what is there
         if (block < args.rows)
-            norm_rows(call, block, 1, weight,
+            norm_rows(args, block, 1, weight,
                       reinterpret_cast<uint8_t *>(normed + static_cast<int64_t>(block) * cols), 0, partial, warp,
                       lane);
         barrier.arrive();
@@ -450,7 +497,7 @@ __global__ void __launch_bounds__(threads, 1) layer_decode(const __grid_constant
     barrier.arrive();
     attend(args, part, attends, turns, barrier, go, *reinterpret_cast<part_sums *>(shared), warp, lane);
     barrier.arrive();
-    items.find(call.o, args.out, args.rows, call.branch);
+    items.find(call.o, args.out, args.rows, call.branch.weights ? call.branch.sum : call.branch.rows);
     barrier.wait();
     copy_inputs(call.attention.y_half, args.rows, call.o.cols, inputs, args.out.input_pitch);
     named_barrier<1, consumers>();
@@ -527,10 +574,11 @@ bool nib_cuda_layer_takes(const struct nib_cuda_layer *layer, int multiprocessor
     bool routes = r.width == layer->qkv.cols && r.router.n_experts + most_groups_of_rows - 1 <= multiprocessors &&
                   r.router.kind == NIB_CUDA_TOPK_SOFTMAX && !r.router.correction && r.router.n_groups <= 1 &&
                   r.router.n_experts <= 32 * lane_experts && r.router.top_k <= 32;
-    return rows >= 1 && rows <= NIB_CUDA_LAYER_ROWS && rows <= multiprocessors && rotates && attends && routes &&
-           PART_COUNTERS + rows * a.n_kv_heads <= NIB_CUDA_LAYER_COUNTERS && fits(layer->qkv, multiprocessors) &&
-           fits(layer->o, multiprocessors) && layer->o.cols == a.n_heads * part_dim &&
-           plan(*layer, {}, multiprocessors).stages >= few_stages;
+    bool adds = !layer->branch.weights || layer->branch.top_k <= branch_ahead;
+    return rows >= 1 && rows <= NIB_CUDA_LAYER_ROWS && rows <= multiprocessors && adds && rotates && attends &&
+           routes && PART_COUNTERS + rows * a.n_kv_heads <= NIB_CUDA_LAYER_COUNTERS &&
+           fits(layer->qkv, multiprocessors) && fits(layer->o, multiprocessors) &&
+           layer->o.cols == a.n_heads * part_dim && plan(*layer, {}, multiprocessors).stages >= few_stages;
 }
 
 cudaError_t nib_cuda_run_layer(cudaStream_t stream, const struct nib_cuda_step *step,

@@ -17,8 +17,8 @@ extern "C" {
 #define NIB_CUDA_LAYER_ROWS 8
 
 struct nib_cuda_layer {
-    float *x;                 /* [T, width] the residual stream: branch and o are added to it */
-    const float *branch;      /* [T, width], or NULL */
+    float *x; /* [T, width] the residual stream: branch and o are added to it */
+    struct nib_cuda_branch branch;
     const float *norm_weight; /* [width] */
     float eps;
     struct nib_cuda_skinny_linear qkv; // of the normed x: `x` and `x_wide` are not looked at

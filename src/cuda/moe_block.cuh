@@ -27,6 +27,13 @@ struct block_state {
     uint32_t ring, partials;
 };
 
+// This call's half of args.h_done, kept once for the block.
+__device__ __forceinline__ unsigned *&own_h_done()
+{
+    __shared__ unsigned *own;
+    return own;
+}
+
 // What the division by the number of blocks would give, without its latency.
 __device__ __forceinline__ unsigned divide_by_blocks(const nib_moe_args &args, unsigned value)
 {

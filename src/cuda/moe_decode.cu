@@ -25,6 +25,22 @@ __device__ void wait_for_grid(unsigned *counter)
     __syncthreads();
 }
 
+// This call's counters of h. A block counts itself once it has looked, so until all have looked the count does not reach the
+// other call's. What the call before has left in the other half is cleared for the next.
+__device__ __forceinline__ unsigned *take_turn(const nib_moe_args &args)
+{
+    unsigned turn = load_relaxed(args.blocks_read) >= gridDim.x;
+    count_around(args.blocks_read, 2 * gridDim.x - 1);
+    return args.h_done + turn * NIB_MOE_DECODE_ROUTES;
+}
+
+__device__ __forceinline__ void clear_other(const nib_moe_args &args, int lane)
+{
+    unsigned *other = args.h_done + (own_h_done() == args.h_done ? NIB_MOE_DECODE_ROUTES : 0);
+    for (unsigned i = blockIdx.x * 32 + lane; i < NIB_MOE_DECODE_ROUTES; i += gridDim.x * 32)
+        other[i] = 0;
+}
+
 __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __grid_constant__ nib_moe_args args)
 {
     extern __shared__ __align__(128) uint8_t memory[];
@@ -56,6 +72,8 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
         barrier_init_fence();
     }
     wait_for_previous_kernel();
+    if (threadIdx.x == 32 * multiply_warps)
+        own_h_done() = take_turn(args);
     bool by_lanes = args.routes <= NIB_MOE_LANE_ROUTES;
     int groups = 0;
     if (!by_lanes) {
@@ -78,6 +96,8 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
     __syncthreads();
     allow_next_kernel();
     block.shares = shares;
+    if (warp == multiply_warps + producer_warps)
+        clear_other(args, lane);
 
     if (n_groups > 0) {
         if (warp < multiply_warps) {
@@ -96,12 +116,10 @@ __global__ void __launch_bounds__(NIB_MOE_DECODE_THREADS, 1) moe_decode(const __
             named_barrier<2, NIB_MOE_DECODE_THREADS - multiply_warps * 32>();
             take_registers<NIB_MOE_REGISTERS>();
         }
-        wait_for_grid(args.grid_barrier);
+        if (args.y)
+            wait_for_grid(args.grid_barrier);
     }
-    sum_routes(args, block, warp, lane);
-    if (blockIdx.x == 0) // no block waits for a group any more: ready for the next call
-        for (int i = threadIdx.x; i < n_groups; i += blockDim.x)
-            args.h_done[i] = 0;
+    sum_routes(args, block, n_groups, warp, lane);
 }
 
 } // namespace

@@ -80,8 +80,9 @@ struct nib_moe_args {
     float *out;                   /* [T, k, K] before the routing weight */
     uint16_t *h;                  /* [T, k, I] bf16; then, where h_rest is not 0, what their rounding took away */
     int64_t h_rest;               // elements from h to the rest: kept for small I, where the rounding would show
-    unsigned *h_done;             /* [groups] W13 tiles finished; zero between calls */
+    unsigned *h_done; /* [2][NIB_MOE_DECODE_ROUTES] W13 tiles finished of each group; calls take the halves by turns */
     unsigned *grid_barrier;
+    unsigned *blocks_read; // blocks that have seen whose turn it is, counted over two calls
 
     int stages, stage_bytes, partial_slots;
     bool producers_apart; // one producer copies packed rows, one scales: each tile is a copy or two of either

@@ -9,6 +9,8 @@
 #include "cuda/moe_places.cuh"
 #include "cuda/pipeline.cuh"
 
+constexpr int sum_at_once = 8; // routes whose outputs a thread asks for before it adds any
+
 // Four columns of a token's y from its local routes, in their order; foreign routes' own outputs, where asked for, become
 // zeros.
 template <typename IsLocal>
@@ -16,21 +18,30 @@ __device__ __forceinline__ void sum_token_quad(const nib_moe_args &args, int tok
 {
     int rows = args.product[1].rows;
     float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-    for (int j = 0; j < args.top_k; j++) {
-        int route = token * args.top_k + j;
-        float4 *out = reinterpret_cast<float4 *>(args.out + static_cast<int64_t>(route) * rows + column);
-        if (!is_local(route)) {
-            if (args.y_per_route)
-                *out = make_float4(0, 0, 0, 0);
-            continue;
+#pragma unroll 1
+    for (int first = 0; first < args.top_k; first += sum_at_once) {
+        bool local[sum_at_once];
+        float weights[sum_at_once];
+        uint4 values[sum_at_once];
+#pragma unroll
+        for (int i = 0; i < sum_at_once; i++) {
+            int route = token * args.top_k + min(first + i, args.top_k - 1);
+            float *out = args.out + static_cast<int64_t>(route) * rows + column;
+            bool there = first + i < args.top_k;
+            local[i] = there && is_local(route);
+            weights[i] = args.routing_weights[route];
+            values[i] = load_global_u4_if(local[i] && args.y, out);
+            if (there && !local[i] && args.y_per_route)
+                *reinterpret_cast<float4 *>(out) = make_float4(0, 0, 0, 0);
         }
-        float weight = args.routing_weights[route];
-        float4 value = __ldcg(out);
-        sum.x += weight * value.x;
-        sum.y += weight * value.y;
-        sum.z += weight * value.z;
-        sum.w += weight * value.w;
+#pragma unroll
+        for (int i = 0; i < sum_at_once; i++)
+            if (local[i]) {
+                sum.x += weights[i] * __uint_as_float(values[i].x);
+                sum.y += weights[i] * __uint_as_float(values[i].y);
+                sum.z += weights[i] * __uint_as_float(values[i].z);
+                sum.w += weights[i] * __uint_as_float(values[i].w);
+            }
     }
     int64_t at = static_cast<int64_t>(token) * rows + column;
     if (args.y && args.y_bf16) {
@@ -42,9 +53,15 @@ __device__ __forceinline__ void sum_token_quad(const nib_moe_args &args, int tok
     }
 }
 
-// All blocks share the work.
-__device__ __forceinline__ void sum_routes(const nib_moe_args &args, const block_state &block, int warp, int lane)
+// All blocks share the work, which may be none.
+__device__ __forceinline__ void sum_routes(const nib_moe_args &args, const block_state &block, int n_groups,
+                                           int warp, int lane)
 {
+    if (!args.y && n_groups > 0) {
+        route_group last = block.routes.groups[n_groups - 1];
+        if (last.first + last.count == args.routes) // no route is foreign
+            return;
+    }
     int quads = args.product[1].rows / 4;
     int all = args.tokens * quads, stride = static_cast<int>(gridDim.x) * NIB_MOE_DECODE_THREADS;
     for (int i = (warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * 32 + lane; i < all;
@@ -227,11 +244,11 @@ __device__ __forceinline__ float4 sum_partials(uint32_t partial, const nib_moe_p
 }
 
 // Tells every block that this warp has stored h for `tiles` more tiles of the group.
-__device__ __forceinline__ void signal_group(const nib_moe_args &args, int group, int tiles, int lane)
+__device__ __forceinline__ void signal_group(int group, int tiles, int lane)
 {
     __syncwarp();
     if (lane == 0)
-        add_release(args.h_done + group, tiles);
+        add_release(own_h_done() + group, tiles);
 }
 
 // Tile i of the block is finished by warp i % finish_warps, from slot i % partial_slots.
@@ -277,7 +294,7 @@ __device__ __forceinline__ void finish(const nib_moe_args &args, const block_sta
                 number = next;
             }
             if (which == 0)
-                signal_group(args, group, done, lane);
+                signal_group(group, done, lane);
         }
         skipped = -left;
     }

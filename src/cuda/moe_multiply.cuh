@@ -418,7 +418,7 @@ multiply_items(const nib_moe_args &args, const block_state &block, const nib_moe
 __device__ __forceinline__ void wait_for_group(const nib_moe_args &args, int group)
 {
     if (threadIdx.x == 0)
-        while (load_acquire(args.h_done + group) < static_cast<unsigned>(args.product[0].tiles))
+        while (load_acquire(own_h_done() + group) < static_cast<unsigned>(args.product[0].tiles))
             ;
     named_barrier<1, multiply_warps * 32>();
 }

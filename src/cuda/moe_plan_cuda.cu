@@ -13,6 +13,7 @@ extern "C" {
 #include "ops/moe_check.h"
 }
 #include "cuda/moe_decode.cuh"
+#include "cuda/moe_outputs.h"
 #include "cuda/moe_places.cuh"
 #include "cuda/moe_prefill.cuh"
 #include "cuda/moe_routing.cuh"
@@ -306,6 +307,8 @@ nib_status upload(nib_moe_cuda_plan *plan, const nib_moe_weights &w, struct nib_
     return NIB_OK;
 }
 
+static_assert(NIB_MOE_OPEN_TOKENS <= NIB_MOE_DECODE_TOKENS, "the few-token kernel takes such calls");
+
 size_t round_up_256(size_t bytes)
 {
     return (bytes + 255) / 256 * 256;
@@ -314,7 +317,7 @@ size_t round_up_256(size_t bytes)
 // Offsets in a call's scratch. Counters come first, to stay in place whatever the call's size; the two paths share what
 // follows.
 struct layout {
-    size_t h_done, h, out; // the grid's barrier is at 0
+    size_t h_done, h, out; // the grid's barrier is at 0, and behind it blocks_read
     size_t slots, tiles, counts, prefill_h, prefill_x, prefill_out;
     size_t bytes;
 };
@@ -356,7 +359,7 @@ layout lay_out(const nib_moe_cuda_plan &plan, int64_t tokens, int64_t top_k)
     size_t intermediate = static_cast<size_t>(plan.args.product[1].columns);
     layout l = {};
     l.h_done = 256;
-    l.h = l.h_done + sizeof(unsigned) * NIB_MOE_DECODE_ROUTES;
+    l.h = l.h_done + 2 * sizeof(unsigned) * NIB_MOE_DECODE_ROUTES;
     l.out = l.h + round_up_256(routes * intermediate * (intermediate < NIB_MOE_KEEP_REST ? 4 : 2));
     l.bytes = l.out + round_up_256(routes * hidden * sizeof(float));
     if (plan.prefill && tokens > NIB_MOE_DECODE_TOKENS)
@@ -456,6 +459,7 @@ cudaError_t launch_decode(const nib_moe_cuda_plan &plan, const nib_moe_call *cal
     int64_t intermediate = args.product[1].columns;
     args.h_rest = intermediate < NIB_MOE_KEEP_REST ? args.routes * intermediate : 0;
     args.grid_barrier = reinterpret_cast<unsigned *>(scratch);
+    args.blocks_read = args.grid_barrier + 32;
     args.h_done = reinterpret_cast<unsigned *>(scratch + l.h_done);
     int shared = lay_out_shared(plan, &args);
     args.top_k_inverse = (65536u + static_cast<unsigned>(args.top_k) - 1) / static_cast<unsigned>(args.top_k);
@@ -541,6 +545,12 @@ extern "C" void nib_moe_cuda_plan_free(struct nib_moe_cuda_plan *plan)
         return;
     cudaFree(plan->device_memory);
     delete plan;
+}
+
+extern "C" float *nib_moe_cuda_own_outputs(const struct nib_moe_cuda_plan *plan, const struct nib_moe_call *call)
+{
+    return reinterpret_cast<float *>(static_cast<uint8_t *>(call->scratch) +
+                                     lay_out(*plan, call->tokens, call->top_k).out);
 }
 
 extern "C" size_t nib_moe_cuda_scratch_bytes(const struct nib_moe_cuda_plan *plan, int64_t tokens, int64_t top_k)

@@ -157,6 +157,14 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned *address)
     return value;
 }
 
+// Orders nothing, and what comes next does not wait for it.
+__device__ __forceinline__ unsigned load_relaxed(const unsigned *address)
+{
+    unsigned value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+
 __device__ __forceinline__ void add_release(unsigned *address, unsigned step)
 {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(step) : "memory");
@@ -170,6 +178,12 @@ __device__ __forceinline__ unsigned add_acquire_release(unsigned *address, unsig
                  : "l"(address), "r"(step)
                  : "memory");
     return before;
+}
+
+// Counts up to `last` and then from 0 again. Orders nothing, and nothing waits for it.
+__device__ __forceinline__ void count_around(unsigned *address, unsigned last)
+{
+    asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(address), "r"(last) : "memory");
 }
 
 // True in one lane of a converged warp; the compiler then knows that one thread runs what follows.

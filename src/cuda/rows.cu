@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 
 #include "cuda/block_sum.cuh"
+#include "cuda/branch.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/pipeline.cuh"
@@ -95,22 +96,23 @@ template <typename W> __global__ void __launch_bounds__(row_threads) rms_norm(co
     allow_next_kernel();
     int64_t row = blockIdx.x, from = n.from ? n.from[row] : row;
     float *x = n.x + from * n.width;
-    const float *branch = n.branch ? n.branch + row * n.width : nullptr;
-    auto read = [&](int i) {
-        typename W::type value = at<W>(x, i);
-        if (branch) {
-            value = W::sum(value, at<W>(branch, i));
+    branch_row<typename W::type> branch(n.branch, row, width);
+    auto read = [&](int i) { return branch.values ? W::sum(at<W>(x, i), branch.at(i)) : at<W>(x, i); };
+    auto note = [&](int i, typename W::type value) {
+        if (branch.values)
             reinterpret_cast<typename W::type *>(x)[i] = value;
-        }
         square += W::square(value);
-        return value;
     };
 #pragma unroll
     for (int j = 0; j < row_values; j++)
         if (j * step + thread < width)
             kept[j] = read(j * step + thread);
+#pragma unroll
+    for (int j = 0; j < row_values; j++) // only now: what is stored might be what is read next
+        if (j * step + thread < width)
+            note(j * step + thread, kept[j]);
     for (int i = row_values * step + thread; i < width; i += step)
-        read(i);
+        note(i, read(i));
     float inverse = 1.0f / sqrtf(block_sum(square, partial) / static_cast<float>(n.width) + n.eps);
     auto write = [&](int i, typename W::type value) {
         value = W::scaled(value, inverse, at<W>(n.weight, i));

@@ -287,6 +287,28 @@ float *gpu_call_run(const struct gpu_layer *layer, const struct gpu_call *call, 
     return y;
 }
 
+float *gpu_call_run_routes(const struct gpu_layer *layer, const struct gpu_call *call)
+{
+    size_t bytes = (size_t)(call->tokens * call->top_k * call->hidden) * 4;
+    gpu_check((int)cudaMemset(call->device_per_route, POISON, bytes + 2 * GUARD), "poison");
+    struct nib_moe_call args = {.tokens = call->tokens,
+                                .top_k = call->top_k,
+                                .x_dtype = NIB_BF16,
+                                .x = call->device_x,
+                                .expert_ids = call->device_ids,
+                                .routing_weights = call->device_weights,
+                                .y_per_route = (float *)(void *)(call->device_per_route + GUARD),
+                                .scratch = call->device_scratch,
+                                .scratch_bytes = call->scratch_bytes};
+    struct nib_error err;
+    if (nib_moe_cuda_run(layer->plan, &args, NULL, NULL, &err) != NIB_OK) {
+        printf("FAILED: run: %s\n", err.message);
+        exit(1);
+    }
+    gpu_check((int)cudaDeviceSynchronize(), "the MoE kernel");
+    return (float *)(void *)fetch(call->device_per_route, bytes, "y_per_route");
+}
+
 float *gpu_call_ref(const struct gpu_layer *layer, const struct gpu_call *call, int64_t first_expert,
                     float **per_route)
 {

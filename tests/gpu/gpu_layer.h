@@ -67,6 +67,9 @@ void gpu_call_free(struct gpu_call *call);
 float *gpu_call_run(const struct gpu_layer *layer, const struct gpu_call *call, enum nib_dtype y_dtype,
                     float **per_route, int *launches);
 
+// A call that wants nothing but the routes' own outputs.
+float *gpu_call_run_routes(const struct gpu_layer *layer, const struct gpu_call *call);
+
 // The same call with the plain reference on the CPU.
 float *gpu_call_ref(const struct gpu_layer *layer, const struct gpu_call *call, int64_t first_expert,
                     float **per_route);

@@ -70,7 +70,7 @@ struct layer_data {
         const int32_t *tables = numbers.data() + 2 * rows;
         nib_cuda_rotation turn = {constants, 0, dim, 1, false};
         l.x = x;
-        l.branch = branch;
+        l.branch.rows = branch;
         l.norm_weight = constants;
         l.eps = 1e-5f;
         l.qkv.rows = rows;

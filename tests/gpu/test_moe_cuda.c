@@ -155,6 +155,9 @@ static void check_call(struct gpu_layer *layer, int64_t tokens, int64_t top_k, i
     float *plain = gpu_call_run(layer, &call, NIB_F32, NULL, NULL);
     expect(memcmp(plain, y, (size_t)values * 4) == 0, "%s: other bits without y_per_route (%g)", what, 0);
     free(plain);
+    plain = gpu_call_run_routes(layer, &call);
+    expect(memcmp(plain, per_route, (size_t)(values * top_k) * 4) == 0, "%s: other bits without y (%g)", what, 0);
+    free(plain);
     plain = gpu_call_run(layer, &call, NIB_BF16, NULL, NULL);
     expect_close(what, rel_l2_f32(plain, ref, values), BOUND_BF16 * FEW);
     free(plain);
