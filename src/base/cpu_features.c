@@ -22,7 +22,7 @@ static const char *const tier_names[NIB_CPU_TIER_COUNT] = {"ref",        "avx2",
                                                            "avx512vnni", "avx512bf16", "amx"};
 
 static pthread_once_t detected = PTHREAD_ONCE_INIT;
-static enum nib_cpu_tier highest, best;
+static enum nib_cpu_tier highest;
 
 static bool bits(uint32_t word, uint32_t wanted)
 {
@@ -59,17 +59,9 @@ static enum nib_cpu_tier detect(void)
     return NIB_CPU_AMX;
 }
 
-static bool made_by_intel(void)
-{
-    uint32_t a, b, c, d;
-    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && c == signature_INTEL_ecx &&
-           d == signature_INTEL_edx;
-}
-
 static void detect_once(void)
 {
     highest = detect();
-    best = highest == NIB_CPU_AVX512BF16 && made_by_intel() ? NIB_CPU_AVX512VNNI : highest;
 }
 
 const char *nib_cpu_tier_name(enum nib_cpu_tier tier)
@@ -86,7 +78,7 @@ bool nib_cpu_has(enum nib_cpu_tier tier)
 nib_status nib_cpu_pick_tier(enum nib_cpu_tier *tier, struct nib_error *err)
 {
     pthread_once(&detected, detect_once);
-    *tier = best;
+    *tier = highest;
     const char *wanted = getenv("NIBBLE_CPU");
     if (!wanted || !*wanted)
         return NIB_OK;
@@ -101,4 +93,11 @@ nib_status nib_cpu_pick_tier(enum nib_cpu_tier *tier, struct nib_error *err)
     }
     return nib_fail(err, NIB_ERR_ARGUMENT,
                     "NIBBLE_CPU=%s: not one of ref, avx2, avx512, avx512vnni, avx512bf16, amx", wanted);
+}
+
+bool nib_cpu_prefers_integers(void)
+{
+    uint32_t a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && c == signature_INTEL_ecx &&
+           d == signature_INTEL_edx;
 }

@@ -23,10 +23,12 @@ const char *nib_cpu_tier_name(enum nib_cpu_tier tier);
 // use tile registers.
 bool nib_cpu_has(enum nib_cpu_tier tier);
 
-// The tier to use: the one that the environment variable NIBBLE_CPU names, or else the best there is. That is the highest,
-// but NIB_CPU_AVX512VNNI where bf16 products would be the slower ones: on Intel's CPUs (one for every two cycles; measured
-// on a Xeon of 2023) while AMX may not be used.
+// The tier to use: the highest there is, or the one that the environment variable NIBBLE_CPU names.
 // NIB_ERR_ARGUMENT for a name that is no tier, NIB_ERR_UNSUPPORTED for a tier that cannot run here.
 nib_status nib_cpu_pick_tier(enum nib_cpu_tier *tier, struct nib_error *err);
+
+// Whether products of integers are faster than bf16 ones: on Intel's CPUs, where one of bf16 takes two cycles (measured on a
+// Xeon of 2023).
+bool nib_cpu_prefers_integers(void);
 
 #endif

@@ -171,6 +171,35 @@ static void the_environment_forces_a_tier_or_fails(void **state)
     free(kept);
 }
 
+// Left to itself a plan takes the highest tier, but integers where bf16 products are the slower ones; named, bf16 is taken.
+static void integers_are_preferred_where_they_are_faster(void **state)
+{
+    (void)state;
+    struct nib_moe_weights w = good_weights();
+    struct nib_moe_config config = {.activation = silu};
+    struct nib_moe_plan *plan;
+    const char *before = getenv("NIBBLE_CPU");
+    char *kept = before ? strdup(before) : NULL;
+    unsetenv("NIBBLE_CPU");
+    enum nib_cpu_tier highest = NIB_CPU_REF;
+    for (int tier = 0; tier < NIB_CPU_TIER_COUNT; tier++)
+        if (nib_cpu_has((enum nib_cpu_tier)tier))
+            highest = (enum nib_cpu_tier)tier;
+    bool integers = highest == NIB_CPU_AVX512BF16 && nib_cpu_prefers_integers();
+    assert_int_equal(nib_moe_plan_create(&w, &config, &plan, NULL), NIB_OK);
+    assert_string_equal(nib_moe_plan_kernel(plan), integers ? "avx512vnni" : nib_cpu_tier_name(highest));
+    nib_moe_plan_free(plan);
+    setenv("NIBBLE_CPU", nib_cpu_tier_name(highest), 1);
+    assert_int_equal(nib_moe_plan_create(&w, &config, &plan, NULL), NIB_OK);
+    assert_string_equal(nib_moe_plan_kernel(plan), nib_cpu_tier_name(highest));
+    nib_moe_plan_free(plan);
+    if (kept)
+        setenv("NIBBLE_CPU", kept, 1);
+    else
+        unsetenv("NIBBLE_CPU");
+    free(kept);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -178,6 +207,7 @@ int main(void)
         cmocka_unit_test(impossible_activations_and_kernels_are_refused),
         cmocka_unit_test(impossible_calls_are_refused),
         cmocka_unit_test(the_environment_forces_a_tier_or_fails),
+        cmocka_unit_test(integers_are_preferred_where_they_are_faster),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
