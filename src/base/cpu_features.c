@@ -75,12 +75,18 @@ bool nib_cpu_has(enum nib_cpu_tier tier)
     return tier <= highest;
 }
 
+static const char *named_tier(void)
+{
+    const char *name = getenv("NIBBLE_CPU");
+    return name && *name ? name : NULL;
+}
+
 nib_status nib_cpu_pick_tier(enum nib_cpu_tier *tier, struct nib_error *err)
 {
     pthread_once(&detected, detect_once);
     *tier = highest;
-    const char *wanted = getenv("NIBBLE_CPU");
-    if (!wanted || !*wanted)
+    const char *wanted = named_tier();
+    if (!wanted)
         return NIB_OK;
     for (int i = 0; i < NIB_CPU_TIER_COUNT; i++) {
         if (strcmp(wanted, tier_names[i]) != 0)
@@ -98,6 +104,6 @@ nib_status nib_cpu_pick_tier(enum nib_cpu_tier *tier, struct nib_error *err)
 bool nib_cpu_prefers_integers(void)
 {
     uint32_t a, b, c, d;
-    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && c == signature_INTEL_ecx &&
-           d == signature_INTEL_edx;
+    return !named_tier() && __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx &&
+           c == signature_INTEL_ecx && d == signature_INTEL_edx;
 }

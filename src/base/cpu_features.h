@@ -27,8 +27,8 @@ bool nib_cpu_has(enum nib_cpu_tier tier);
 // NIB_ERR_ARGUMENT for a name that is no tier, NIB_ERR_UNSUPPORTED for a tier that cannot run here.
 nib_status nib_cpu_pick_tier(enum nib_cpu_tier *tier, struct nib_error *err);
 
-// Whether products of integers are faster than bf16 ones: on Intel's CPUs, where one of bf16 takes two cycles (measured on a
-// Xeon of 2023).
+// Whether products of integers are to be taken for bf16 ones: on Intel's CPUs, where one of bf16 takes two cycles (measured on
+// a Xeon of 2023), unless NIBBLE_CPU names a tier.
 bool nib_cpu_prefers_integers(void);
 
 #endif

@@ -1,5 +1,4 @@
 // The choice of the kernel for a MoE layer on this CPU.
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/cpu_features.h"
@@ -36,20 +35,18 @@ static nib_status pick_by_name(const char *name, bool exact, struct choice *choi
     return NIB_OK;
 }
 
-// Unless they are asked for by NIBBLE_CPU, bf16 products are passed over where integers are faster.
 static bool is_passed_over(enum nib_cpu_tier tier)
 {
-    const char *named = getenv("NIBBLE_CPU");
-    return tier == NIB_CPU_AVX512BF16 && !(named && *named) && nib_cpu_prefers_integers();
+    return tier == NIB_CPU_AVX512BF16 && nib_cpu_prefers_integers();
 }
 
 static nib_status pick_best(bool exact, struct choice *choice, struct nib_error *err)
 {
-    enum nib_cpu_tier best;
-    nib_status status = nib_cpu_pick_tier(&best, err);
+    enum nib_cpu_tier highest;
+    nib_status status = nib_cpu_pick_tier(&highest, err);
     *choice = (struct choice){&nib_moe_ref, "no faster kernel runs on this CPU, or NIBBLE_CPU=ref"};
     for (size_t i = 0; !status && i < N_TIERS; i++) {
-        if (tiers[i]->tier > best || is_passed_over(tiers[i]->tier) || (exact && !tiers[i]->kernel.takes_f32))
+        if (tiers[i]->tier > highest || is_passed_over(tiers[i]->tier) || (exact && !tiers[i]->kernel.takes_f32))
             continue;
         *choice =
             (struct choice){&tiers[i]->kernel, exact ? "the best with fp32 activations" : "the best for this CPU"};

@@ -131,53 +131,21 @@ INLINE void multiply_panel(const struct panel *panel, int64_t n, const struct gr
     }
 }
 
-static void multiply_panel_1(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
-                             __m512 (*saved)[NIB_MOE_ROWS])
-{
-    multiply_panel(panel, n, x, 1, seen, saved);
-}
+#define MULTIPLY_PANEL(m)                                                                              \
+    static void multiply_panel_##m(const struct panel *panel, int64_t n, const struct group *const *x, \
+                                   struct seen *seen, __m512(*saved)[NIB_MOE_ROWS])                    \
+    {                                                                                                  \
+        multiply_panel(panel, n, x, m, seen, saved);                                                   \
+    }
 
-static void multiply_panel_2(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
-                             __m512 (*saved)[NIB_MOE_ROWS])
-{
-    multiply_panel(panel, n, x, 2, seen, saved);
-}
-
-static void multiply_panel_3(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
-                             __m512 (*saved)[NIB_MOE_ROWS])
-{
-    multiply_panel(panel, n, x, 3, seen, saved);
-}
-
-static void multiply_panel_4(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
-                             __m512 (*saved)[NIB_MOE_ROWS])
-{
-    multiply_panel(panel, n, x, 4, seen, saved);
-}
-
-static void multiply_panel_5(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
-                             __m512 (*saved)[NIB_MOE_ROWS])
-{
-    multiply_panel(panel, n, x, 5, seen, saved);
-}
-
-static void multiply_panel_6(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
-                             __m512 (*saved)[NIB_MOE_ROWS])
-{
-    multiply_panel(panel, n, x, 6, seen, saved);
-}
-
-static void multiply_panel_7(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
-                             __m512 (*saved)[NIB_MOE_ROWS])
-{
-    multiply_panel(panel, n, x, 7, seen, saved);
-}
-
-static void multiply_panel_8(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
-                             __m512 (*saved)[NIB_MOE_ROWS])
-{
-    multiply_panel(panel, n, x, 8, seen, saved);
-}
+MULTIPLY_PANEL(1)
+MULTIPLY_PANEL(2)
+MULTIPLY_PANEL(3)
+MULTIPLY_PANEL(4)
+MULTIPLY_PANEL(5)
+MULTIPLY_PANEL(6)
+MULTIPLY_PANEL(7)
+MULTIPLY_PANEL(8)
 
 typedef void panel_multiply(const struct panel *panel, int64_t n, const struct group *const *x, struct seen *seen,
                             __m512 (*saved)[NIB_MOE_ROWS]);

@@ -250,13 +250,9 @@ static uint8_t *fetch(const uint8_t *device, size_t bytes, const char *what)
     return own;
 }
 
-float *gpu_call_run(const struct gpu_layer *layer, const struct gpu_call *call, enum nib_dtype y_dtype,
-                    float **per_route, int *launches)
+static void run_call(const struct gpu_layer *layer, const struct gpu_call *call, enum nib_dtype y_dtype, void *y,
+                     float *y_per_route, int *launches)
 {
-    size_t values = (size_t)(call->tokens * call->hidden), routes = (size_t)(call->tokens * call->top_k);
-    size_t y_bytes = values * nib_dtype_size(y_dtype), route_bytes = routes * (size_t)call->hidden * 4;
-    gpu_check((int)cudaMemset(call->device_y, POISON, y_bytes + 2 * GUARD), "poison");
-    gpu_check((int)cudaMemset(call->device_per_route, POISON, route_bytes + 2 * GUARD), "poison");
     struct nib_moe_call args = {.tokens = call->tokens,
                                 .top_k = call->top_k,
                                 .x_dtype = NIB_BF16,
@@ -264,9 +260,8 @@ float *gpu_call_run(const struct gpu_layer *layer, const struct gpu_call *call, 
                                 .expert_ids = call->device_ids,
                                 .routing_weights = call->device_weights,
                                 .y_dtype = y_dtype,
-                                .y = call->device_y + GUARD,
-                                .y_per_route =
-                                    per_route ? (float *)(void *)(call->device_per_route + GUARD) : NULL,
+                                .y = y,
+                                .y_per_route = y_per_route,
                                 .scratch = call->device_scratch,
                                 .scratch_bytes = call->scratch_bytes};
     struct nib_error err;
@@ -275,6 +270,17 @@ float *gpu_call_run(const struct gpu_layer *layer, const struct gpu_call *call, 
         exit(1);
     }
     gpu_check((int)cudaDeviceSynchronize(), "the MoE kernel");
+}
+
+float *gpu_call_run(const struct gpu_layer *layer, const struct gpu_call *call, enum nib_dtype y_dtype,
+                    float **per_route, int *launches)
+{
+    size_t values = (size_t)(call->tokens * call->hidden), routes = (size_t)(call->tokens * call->top_k);
+    size_t y_bytes = values * nib_dtype_size(y_dtype), route_bytes = routes * (size_t)call->hidden * 4;
+    gpu_check((int)cudaMemset(call->device_y, POISON, y_bytes + 2 * GUARD), "poison");
+    gpu_check((int)cudaMemset(call->device_per_route, POISON, route_bytes + 2 * GUARD), "poison");
+    run_call(layer, call, y_dtype, call->device_y + GUARD,
+             per_route ? (float *)(void *)(call->device_per_route + GUARD) : NULL, launches);
     uint8_t *raw = fetch(call->device_y, y_bytes, "y");
     if (per_route)
         *per_route = (float *)(void *)fetch(call->device_per_route, route_bytes, "y_per_route");
@@ -291,21 +297,7 @@ float *gpu_call_run_routes(const struct gpu_layer *layer, const struct gpu_call 
 {
     size_t bytes = (size_t)(call->tokens * call->top_k * call->hidden) * 4;
     gpu_check((int)cudaMemset(call->device_per_route, POISON, bytes + 2 * GUARD), "poison");
-    struct nib_moe_call args = {.tokens = call->tokens,
-                                .top_k = call->top_k,
-                                .x_dtype = NIB_BF16,
-                                .x = call->device_x,
-                                .expert_ids = call->device_ids,
-                                .routing_weights = call->device_weights,
-                                .y_per_route = (float *)(void *)(call->device_per_route + GUARD),
-                                .scratch = call->device_scratch,
-                                .scratch_bytes = call->scratch_bytes};
-    struct nib_error err;
-    if (nib_moe_cuda_run(layer->plan, &args, NULL, NULL, &err) != NIB_OK) {
-        printf("FAILED: run: %s\n", err.message);
-        exit(1);
-    }
-    gpu_check((int)cudaDeviceSynchronize(), "the MoE kernel");
+    run_call(layer, call, NIB_F32, NULL, (float *)(void *)(call->device_per_route + GUARD), NULL);
     return (float *)(void *)fetch(call->device_per_route, bytes, "y_per_route");
 }
 
